@@ -68,7 +68,7 @@ def _check_counts(connection: Connection, dataset: Dataset, head: Row[Any], foun
 def _check_rows(connection: Connection, own: Any, found: Findings) -> None:
     """Check that all rows of committed batches exist and can be read. Rows of done batches may be deleted already."""
     counted = (
-        select(journal_batches.c.uid, journal_batches.c.rows, batch_contents.counted().label("there"))
+        select(journal_batches.c.uid, journal_batches.c.rows, batch_contents.event_count().label("there"))
         .where(own, *UNFLUSHED)
         .order_by(journal_batches.c.id)
     )
@@ -78,7 +78,7 @@ def _check_rows(connection: Connection, own: Any, found: Findings) -> None:
             found.add(FindingKind.JOURNAL_ROWS, detail)
     for _, pack in batch_contents.packs(connection, batch_contents.packs_of(own, *UNFLUSHED)):
         try:
-            pack.opened()
+            pack.decode()
         except DamagedPack as error:
             found.add(FindingKind.JOURNAL_ROWS, str(error))
 

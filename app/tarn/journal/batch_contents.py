@@ -59,11 +59,11 @@ def packed_events(
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield segments and events of the packs of a query: all events, or at least those of some entities.
 
-    Includes events of other entities whose canonical id is one of these. Raises Damaged.
+    Includes events of other entities whose canonical id is one of these. Raises DamagedPack.
     """
     shards = None if entities is None else {shard_of(entity) for entity in entities}
     for segment, pack in packs(connection, query, parameters, None if shards is None else sorted(shards)):
-        events = pack.opened()
+        events = pack.decode()
         if entities is not None and shards is not None:
             events = concerning(events, shards, entities)
         yield segment, events
@@ -75,7 +75,7 @@ def _meet(shards: Sequence[int], low: int, high: int) -> bool:
     return position < len(shards) and shards[position] <= high
 
 
-def counted() -> ColumnElement[int]:
+def event_count() -> ColumnElement[int]:
     """Return a column expression that counts the events of a row of `journal_batches`."""
     own = journal_batches.c.id
     single = select(func.count()).where(journal.c.batch == own).correlate(journal_batches).scalar_subquery()
@@ -86,7 +86,7 @@ def counted() -> ColumnElement[int]:
 def events_at(
     connection: Connection, uid: str, positions: Collection[int], names: Sequence[str]
 ) -> dict[int, tuple[Any, ...]]:
-    """Return raw column values of a batch's events by position. Raises Damaged."""
+    """Return raw column values of a batch's events by position. Raises DamagedPack."""
     number = select(journal_batches.c.id).where(journal_batches.c.uid == uid).scalar_subquery()
     columns = [_raw(connection, journal.c[name]) for name in names]
     rows = connection.execute(
@@ -99,7 +99,7 @@ def events_at(
         near = journal_packs.c.batch == number, journal_packs.c.position <= max(missing), last > min(missing)
         for _, pack in packs(connection, packs_of(*near)):
             own = [position for position in missing if pack.position <= position < pack.position + pack.rows]
-            selected = pack.opened().take([position - pack.position for position in own]).select(list(names))
+            selected = pack.decode().take([position - pack.position for position in own]).select(list(names))
             events |= dict(zip(own, (tuple(event.values()) for event in selected.to_pylist()), strict=True))
     return events
 

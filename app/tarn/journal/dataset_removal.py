@@ -20,7 +20,7 @@ from tarn.journal import batch_contents, batches
 from tarn.journal.batch_contents import PURGE_ROWS
 from tarn.journal.batches import ABORTED
 
-AT_ONCE = 500
+BATCHES_PER_TRANSACTION = 500
 """Maximum batches deleted in one transaction."""
 
 
@@ -53,7 +53,7 @@ def _remove_some(connection: Connection, dataset_id: str) -> tuple[bool, int | N
         select(journal_batches.c.id, journal_batches.c.rows)
         .where(journal_batches.c.dataset_id == dataset_id)
         .order_by(journal_batches.c.is_stage, journal_batches.c.id)  # batches of a stage before the stage
-        .limit(AT_ONCE)
+        .limit(BATCHES_PER_TRANSACTION)
     ).all()
     if next_batches and next_batches[0].rows > PURGE_ROWS:
         connection.execute(

@@ -92,8 +92,8 @@ class ReadOptions(BaseModel):
 class BodyReader:
     """Reader of one body. An invalid record raises SchemaViolation or is skipped and counted (`on_error`)."""
 
-    def __init__(self, terms: ReadOptions, exploder: Exploder) -> None:
-        self._terms = terms
+    def __init__(self, options: ReadOptions, exploder: Exploder) -> None:
+        self._options = options
         self._exploder = exploder
         self._line = 0
         self._deferred: list[Exploded] = []
@@ -108,26 +108,26 @@ class BodyReader:
 
     def chunks(self, source: ByteSource) -> Iterator[Events]:
         """Return the body's events in chunks. Raises SchemaViolation, and what the format's parser raises."""
-        terms = self._terms
-        if terms.records == "entities":
-            return self._chunks(entity_records(source, terms.media_type, terms.longest), self._add_entity())
-        return self._chunks(statement_rows(source, terms.media_type, terms.longest), self._add_statement())
+        options = self._options
+        if options.records == "entities":
+            return self._chunks(entity_records(source, options.media_type, options.longest), self._add_entity())
+        return self._chunks(statement_rows(source, options.media_type, options.longest), self._add_statement())
 
     def _add_entity(self) -> Callable[[Events, bytes], int]:
-        terms, explode = self._terms, self._exploder.explode
-        dataset, moment, values, drop = terms.dataset, terms.moment, terms.values, terms.on_error == "drop"
-        origin = terms.origin or DEFAULT_ORIGIN
+        options, explode = self._options, self._exploder.explode
+        dataset, moment, values, drop = options.dataset, options.moment, options.values, options.on_error == "drop"
+        origin = options.origin or DEFAULT_ORIGIN
 
         def add(events: Events, record: bytes) -> int:
             try:
                 data = orjson.loads(record)
             except orjson.JSONDecodeError as error:
                 require_memory(error)
-                if terms.replaces is not None:
+                if options.replaces is not None:
                     raise invalid_format(f"not valid JSON: {error.msg}", error.lineno) from None
                 raise InvalidRecord(None, f"is not valid JSON: {error.msg}") from None
-            if terms.replaces is not None:
-                self._replace(events, data, terms.replaces)
+            if options.replaces is not None:
+                self._replace(events, data, options.replaces)
             elif type(data) is dict and "op" in data and "schema" not in data:
                 self._change(events, data)
                 return len(record)
@@ -140,12 +140,12 @@ class BodyReader:
         return add
 
     def _replace(self, events: Events, data: Any, entity_id: str) -> None:
-        """Erase the origin's statements of the one entity in the body. Raises Invalid, InvalidFormat."""
+        """Erase the origin's statements of the one entity in the body. Raises InvalidRecord, InvalidFormat."""
         if self._line != 1:
             raise invalid_format("expected nothing after the entity", self._line)
         if type(data) is dict and data.setdefault("id", entity_id) != entity_id:
             raise InvalidRecord("id", f"is not the one in the path, {entity_id!r}")
-        events.erase(entity_id, self._terms.origin or DEFAULT_ORIGIN)
+        events.erase(entity_id, self._options.origin or DEFAULT_ORIGIN)
 
     def _change(self, events: Events, data: dict[str, Any]) -> None:
         """Apply one line of changes: ADD and MOD replace the origin's statements of the entity, DEL erases them.
@@ -153,8 +153,8 @@ class BodyReader:
         Referents are written at the end of the body: when an entity is merged into another, its id is deleted and
         becomes a referent of the other one, and the two lines may come in either order.
         """
-        terms, op, content = self._terms, data["op"], data.get("entity")
-        origin = terms.origin or DEFAULT_ORIGIN
+        options, op, content = self._options, data["op"], data.get("entity")
+        origin = options.origin or DEFAULT_ORIGIN
         if op == "DEL":
             deleted = content.get("id") if type(content) is dict else data.get("id")
             entity_id = validate_id(deleted, "entity.id")
@@ -169,7 +169,7 @@ class BodyReader:
         if type(content) is not dict:
             raise InvalidRecord("entity", "must be an entity: ADD and MOD need its complete content")
         try:
-            entity = self._exploder.explode(terms.dataset, content, terms.values, terms.on_error == "drop")
+            entity = self._exploder.explode(options.dataset, content, options.values, options.on_error == "drop")
         except InvalidRecord as error:
             raise InvalidRecord("entity" if error.field is None else f"entity.{error.field}", error.reason) from None
         self._deferred_referents += sum(len(part.referents) for part in entity.all())
@@ -178,7 +178,7 @@ class BodyReader:
         self.report.deleted_ids.pop(entity.entity_id, None)
         events.erase(entity.entity_id, origin)
         for part in entity.all():
-            events.add_statements_of(part, origin, terms.moment)
+            events.add_statements_of(part, origin, options.moment)
             if part.referents:
                 self._deferred.append(part)
         self._note(entity)
@@ -199,23 +199,23 @@ class BodyReader:
             self._omit(value)
 
     def _omit(self, value: Omitted) -> None:
-        if self._terms.strict:
+        if self._options.strict:
             field = f"{value.schema}:{value.prop}"
             fault = FieldError(line=self._line, field=field, reason=f"{truncated(value.value)!r} is {value.reason}")
             raise SchemaViolation(f"line {self._line}, {field}: {fault.reason}", errors=[fault])
         self.report.omitted.add(value.schema, value.prop, value.value, value.reason, self._line)
 
     def _add_statement(self) -> Callable[[Events, dict[str, Any]], int | None]:
-        terms = self._terms
-        reader = StatementReader(terms.dataset, terms.origin, DEFAULT_ORIGIN, terms.moment, terms.strict)
-        cleans = terms.values == "clean"
+        options = self._options
+        reader = StatementReader(options.dataset, options.origin, DEFAULT_ORIGIN, options.moment, options.strict)
+        cleans = options.values == "clean"
 
         def add(events: Events, row: dict[str, Any]) -> int | None:
             statement = reader.read(row)
             for name in reader.ignored:
                 self.report.ignore(name)
             if cleans:
-                cleaned = self._exploder.clean(terms.dataset, statement)
+                cleaned = self._exploder.clean(options.dataset, statement)
                 if isinstance(cleaned, Omitted):
                     self._omit(cleaned)
                     return None
@@ -260,7 +260,7 @@ class BodyReader:
         for name in ignored:
             report.ignore(name, report.read)
         for entity in self._deferred:
-            events.add_referents_of(entity, self._terms.origin or DEFAULT_ORIGIN, self._terms.moment)
+            events.add_referents_of(entity, self._options.origin or DEFAULT_ORIGIN, self._options.moment)
         if len(events):
             self.over = True
             yield self._counted(events)
@@ -272,7 +272,7 @@ class BodyReader:
         return events
 
     def _fault(self, line: int, field: str | None, reason: str) -> None:
-        if self._terms.on_error == "abort" or self._terms.replaces is not None:
+        if self._options.on_error == "abort" or self._options.replaces is not None:
             where = f"line {line}" + (f", {field}" if field else "")
             raise SchemaViolation(f"{where}: {reason}", errors=[FieldError(line=line, field=field, reason=reason)])
         self.report.reject(line, field, reason)

@@ -17,7 +17,7 @@ from tarn.settings import Settings
 log = structlog.get_logger(__name__)
 
 
-def _forget_stages(connection: Connection, settled: datetime) -> None:
+def _delete_flushed_stages(connection: Connection, settled: datetime) -> None:
     """Delete stages that are flushed and expired before `settled`; until then clients may query their state."""
     sent = aliased(journal_batches)
     connection.execute(
@@ -42,7 +42,7 @@ def sweep(database: Database, settings: Settings) -> int:
         aborted = batches.mark_aborted(connection, *expired)
         batches.mark_aborted(connection, journal_batches.c.stage.in_(aborted))
         idempotency.expire(connection, timedelta(hours=settings.idempotency_hours))
-        _forget_stages(connection, moment - timedelta(seconds=settings.stage_expiry))
+        _delete_flushed_stages(connection, moment - timedelta(seconds=settings.stage_expiry))
     with database.read() as connection:
         children_first = journal_batches.c.is_stage, journal_batches.c.id
         settled = moment - timedelta(seconds=settings.stage_expiry)

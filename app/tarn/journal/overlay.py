@@ -240,7 +240,7 @@ _PACKS = batch_contents.packs_of(*_BATCHES)
 def _read(
     connection: Connection, dataset: Dataset, after: int, since: int, entities: Set[str] | None
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Yield events of segments above `after` and commits above `since`, one segment per table. Raises Damaged."""
+    """Yield events of segments above `after` and commits above `since`, one segment per table. Raises DamagedPack."""
     parameters = {"dataset": dataset.id, "since": since, "after": after}
     yield from _rows(connection, parameters, entities)
     for segment, events in batch_contents.packed_events(connection, _PACKS, parameters, entities):

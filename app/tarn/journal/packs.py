@@ -59,8 +59,8 @@ class Pack(NamedTuple):
     checksum: int
     data: "bytes | pa.Buffer"
 
-    def opened(self) -> pa.RecordBatch:
-        """Decode the pack: return its events with their `ord`, sorted by `shard_key`. Raises Damaged."""
+    def decode(self) -> pa.RecordBatch:
+        """Decode the pack: return its events with their `ord`, sorted by `shard_key`. Raises DamagedPack."""
         if zlib.crc32(self.data) != self.checksum:
             raise self._damaged()
         try:

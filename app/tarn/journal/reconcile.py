@@ -19,7 +19,7 @@ from tarn.model.names import LAKEHOUSE, Checksum
 from tarn.model.recovery import Commits, RecordedBatch
 from tarn.model.snapshot import IncludedBatch, Snapshot
 
-AT_ONCE = 500
+IDS_PER_QUERY = 500
 
 
 def last_commit(manifest: Snapshot) -> int:
@@ -41,8 +41,9 @@ def catch_up(connection: Connection, dataset: Dataset, recorded: Iterable[Snapsh
     for manifest in recorded:
         commit, segment = max(commit, last_commit(manifest)), max(segment, manifest.segment)
         uids = [batch.id for batch in manifest.batches]
-        for start in range(0, len(uids), AT_ONCE):
-            own = journal_batches.c.dataset_id == dataset.id, journal_batches.c.uid.in_(uids[start : start + AT_ONCE])
+        for start in range(0, len(uids), IDS_PER_QUERY):
+            some = uids[start : start + IDS_PER_QUERY]
+            own = journal_batches.c.dataset_id == dataset.id, journal_batches.c.uid.in_(some)
             updated = connection.execute(
                 update(journal_batches)
                 .where(*own, journal_batches.c.state.in_((OPEN, STAGED)))
@@ -83,7 +84,7 @@ def unflushed_by_rollback(
 ) -> tuple[list[RecordedBatch], list[RecordedBatch]]:
     """Return batches marked as done in later segments: those whose rows are still in the journal, and the lost ones."""
     counted = (
-        select(journal_batches, batch_contents.counted().label("present"))
+        select(journal_batches, batch_contents.event_count().label("present"))
         .where(*_done_after(dataset, segment))
         .order_by(journal_batches.c.id)
     )
@@ -103,8 +104,8 @@ def roll_back(
     client that retries must be able to write. Deletes all mapping runs and their tags, so that mappings run again.
     """
     uids = [batch.id for batch in again]
-    for start in range(0, len(uids), AT_ONCE):
-        some = journal_batches.c.uid.in_(uids[start : start + AT_ONCE])
+    for start in range(0, len(uids), IDS_PER_QUERY):
+        some = journal_batches.c.uid.in_(uids[start : start + IDS_PER_QUERY])
         connection.execute(update(journal_batches).where(some).values(state=COMMITTED))
     idempotency.forget_since(connection, None if target is None else target.created)
     runs = mapping_runs.c.dataset_id == dataset.id
@@ -140,8 +141,8 @@ def unknown(connection: Connection, dataset: Dataset, batches_included: Sequence
     """Return those of a snapshot's batches that are not in the journal."""
     uids = [batch.id for batch in batches_included]
     present: set[str] = set()
-    for start in range(0, len(uids), AT_ONCE):
-        own = journal_batches.c.dataset_id == dataset.id, journal_batches.c.uid.in_(uids[start : start + AT_ONCE])
+    for start in range(0, len(uids), IDS_PER_QUERY):
+        own = journal_batches.c.dataset_id == dataset.id, journal_batches.c.uid.in_(uids[start : start + IDS_PER_QUERY])
         present |= set(connection.execute(select(journal_batches.c.uid).where(*own)).scalars())
     return [
         RecordedBatch(

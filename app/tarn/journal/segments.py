@@ -20,7 +20,7 @@ from tarn.model.snapshot import IncludedBatch
 LAST_FLUSHED = "journal/last_flushed"
 LAST_MOVED = "statements/last_updated"
 
-AT_ONCE = 500
+IDS_PER_QUERY = 500
 """Ids in one statement."""
 
 
@@ -92,7 +92,7 @@ def oldest(connection: Connection, dataset: Dataset) -> Segment | None:
         )
         .order_by(journal_batches.c.commit)
     )
-    committed = [(row.stage, _held(row), row.size) for row in rows]
+    committed = [(row.stage, _included_batch(row), row.size) for row in rows]
     batches = tuple(batch for _, batch, _ in committed)
     is_one_stage = len({stage for stage, _, _ in committed}) == 1 and committed[0][0] is not None
     return Segment(number, after, batches, batches[0] if is_one_stage else None, sum(size for _, _, size in committed))
@@ -112,7 +112,7 @@ def mark_done(connection: Connection, dataset: Dataset, segment: int, uids: Sequ
     )
     moment = now()
     done = {"rows": 0, "size": 0}
-    for some in _cut(uids):
+    for some in _split_ids(uids):
         updated = connection.execute(
             update(journal_batches)
             .where(*_committed(dataset), journal_batches.c.uid.in_(some))
@@ -166,14 +166,14 @@ def purge_done(database: Database, dataset: Dataset | None = None, most: int | N
                 select(journal_batches.c.id, journal_batches.c.rows)
                 .where(*where)
                 .order_by(journal_batches.c.id)
-                .limit(AT_ONCE)
+                .limit(IDS_PER_QUERY)
             ).all()
         if not done:
             return
         for row in done:
             if row.rows > PURGE_ROWS:
                 _purge_large(database, row.id)
-        for some in _of_few_rows(done):
+        for some in _group_by_rows(done):
             with database.write() as connection:
                 batch_contents.delete_all(connection, some)
                 connection.execute(delete(journal_batches).where(journal_batches.c.id.in_(some)))
@@ -189,7 +189,7 @@ def _purge_large(database: Database, batch_id: int) -> None:
                 connection.execute(delete(journal_batches).where(journal_batches.c.id == batch_id))
 
 
-def _of_few_rows(done: Iterable[Any]) -> Iterable[list[int]]:
+def _group_by_rows(done: Iterable[Any]) -> Iterable[list[int]]:
     """Group the ids of small batches so that a group has at most `PURGE_ROWS` rows."""
     some: list[int] = []
     rows = 0
@@ -209,7 +209,7 @@ def _committed(dataset: Dataset) -> tuple[Any, ...]:
     return journal_batches.c.dataset_id == dataset.id, journal_batches.c.state == COMMITTED
 
 
-def _held(row: Row[Any]) -> IncludedBatch:
+def _included_batch(row: Row[Any]) -> IncludedBatch:
     return IncludedBatch(
         id=row.uid,
         tenant=row.tenant,
@@ -221,5 +221,5 @@ def _held(row: Row[Any]) -> IncludedBatch:
     )
 
 
-def _cut(uids: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (uids[start : start + AT_ONCE] for start in range(0, len(uids), AT_ONCE))
+def _split_ids(uids: Sequence[str]) -> Iterable[Sequence[str]]:
+    return (uids[start : start + IDS_PER_QUERY] for start in range(0, len(uids), IDS_PER_QUERY))

@@ -12,7 +12,7 @@ from adbc_driver_manager import Error as DriverError
 
 from tarn.child_process import connect_to_parent
 from tarn.db.engine import CHECKPOINT_PAGES
-from tarn.journal.bulk import Appender, inserted
+from tarn.journal.bulk import Appender, insert_rows
 
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
@@ -25,7 +25,7 @@ RENEW = (
 )
 
 
-def prepared(connection: "dbapi.Connection") -> "dbapi.Connection":
+def configure(connection: "dbapi.Connection") -> "dbapi.Connection":
     """Configure a connection to wait for other writers and to sync each commit to disk; return it."""
     with connection.cursor() as cursor:
         for pragma in (
@@ -43,7 +43,7 @@ def main(path: str) -> None:
     from adbc_driver_sqlite import dbapi as sqlite
 
     parent = connect_to_parent()
-    appender = Appender(prepared(sqlite.connect(f"file:{path}", autocommit=True)), RENEW, inserted)
+    appender = Appender(configure(sqlite.connect(f"file:{path}", autocommit=True)), RENEW, insert_rows)
     while True:
         try:
             header, rows = parent.receive()

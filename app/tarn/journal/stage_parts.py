@@ -18,10 +18,10 @@ import pyarrow as pa
 from adbc_driver_manager import Error as DriverError
 
 from tarn.errors import Unavailable
-from tarn.journal.bulk import Appender, PostgresqlBulk, copied, failure, inserted
+from tarn.journal.bulk import Appender, PostgresqlBulk, copy_rows, insert_rows, to_error
 from tarn.journal.event_buffer import Packed
 from tarn.journal.packs import encode
-from tarn.journal.sqlite_loader_process import RENEW, prepared
+from tarn.journal.sqlite_loader_process import RENEW, configure
 from tarn.model.ids import new_id
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ class StagePartWriter:
     def __init__(self, connection: "dbapi.Connection", write_lock: "WriteLock | None") -> None:
         self._connection = connection
         self._write_lock = write_lock
-        self._marks = ("$1", "$2", "$3", "$4") if write_lock is None else ("?",) * 4
+        self._placeholders = ("$1", "$2", "$3", "$4") if write_lock is None else ("?",) * 4
         renew = PostgresqlBulk.RENEW if write_lock is None else RENEW
-        self._rows = Appender(connection, renew, copied if write_lock is None else inserted)
-        self._packs = Appender(connection, renew, _ingested)
+        self._rows = Appender(connection, renew, copy_rows if write_lock is None else insert_rows)
+        self._packs = Appender(connection, renew, _ingest_packs)
 
     def open(self, stage: int, tenant: str) -> int:
         """Open a part and return its id. Raises Unavailable, also if the stage is no longer open."""
@@ -72,9 +72,9 @@ class StagePartWriter:
             with self._write_lock or nullcontext():
                 written = appender.append(part, time.time() + expiry, chunk)
         except DriverError as error:
-            raise failure(error) from error
+            raise to_error(error) from error
         if not written:
-            raise _closed()
+            raise _stage_closed()
 
     def close(self, part: int, entities: int, rows: int, size: int) -> None:
         """Close a part and record its counts; it then expires with its stage. Raises Unavailable as `open` does."""
@@ -83,14 +83,14 @@ class StagePartWriter:
     def _changed(self, statement: str, parameters: tuple[object, ...]) -> int:
         try:
             with self._connection.cursor() as cursor:
-                cursor.execute(statement.format(*self._marks), parameters)
+                cursor.execute(statement.format(*self._placeholders), parameters)
                 row = cursor.fetchone()
             self._connection.adbc_connection.commit()
         except DriverError as error:
             self._connection.adbc_connection.rollback()
-            raise failure(error) from error
+            raise to_error(error) from error
         if row is None:
-            raise _closed()
+            raise _stage_closed()
         return int(row[0])
 
 
@@ -115,13 +115,13 @@ class WriteLock:
 
 
 @contextmanager
-def opened(uri: str, is_sqlite: bool) -> Iterator[StagePartWriter]:
+def open_writer(uri: str, is_sqlite: bool) -> Iterator[StagePartWriter]:
     """Open the journal at a URI in the format of ADBC's drivers."""
     write_lock = None
     if is_sqlite:
         from adbc_driver_sqlite import dbapi as sqlite
 
-        connection = prepared(sqlite.connect(uri, autocommit=True))
+        connection = configure(sqlite.connect(uri, autocommit=True))
         write_lock = WriteLock(unquote(uri.removeprefix("file:")))
     else:
         from adbc_driver_postgresql import dbapi as postgresql
@@ -135,10 +135,10 @@ def opened(uri: str, is_sqlite: bool) -> Iterator[StagePartWriter]:
             write_lock.close()
 
 
-def _ingested(cursor: "dbapi.Cursor", packs: pa.RecordBatch) -> None:
+def _ingest_packs(cursor: "dbapi.Cursor", packs: pa.RecordBatch) -> None:
     cursor.adbc_ingest("journal_packs", packs, mode="append")
 
 
-def _closed() -> Unavailable:
+def _stage_closed() -> Unavailable:
     """Return a retryable error: the owner of the stage may open another one."""
     return Unavailable("the stage is no longer open: it expired, or was aborted", retry_after=1)

@@ -107,13 +107,13 @@ class Writer:
         self, batch: Batch, batch_id: int, first: Chunk, second: Chunk, remaining: Iterator[Chunk]
     ) -> int:
         """Write chunks, each while the next one is read. Return the number of rows."""
-        with ThreadPoolExecutor(1, thread_name_prefix="chunk") as behind:
-            under_way, position = behind.submit(self._write_rows, batch_id, 0, first), len(first)
+        with ThreadPoolExecutor(1, thread_name_prefix="chunk") as pool:
+            pending, position = pool.submit(self._write_rows, batch_id, 0, first), len(first)
             for chunk in itertools.chain((second,), remaining):
-                under_way.result()
-                under_way = behind.submit(self._write_chunk, batch, batch_id, position, chunk)
+                pending.result()
+                pending = pool.submit(self._write_chunk, batch, batch_id, position, chunk)
                 position += len(chunk)
-            under_way.result()
+            pending.result()
         return position
 
     def _write_chunk(self, batch: Batch, batch_id: int, position: int, chunk: Chunk) -> None:

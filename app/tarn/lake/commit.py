@@ -443,8 +443,8 @@ def _rejected(connection: Connection, snapshot: Snapshot) -> Iterator[Rejected]:
         of_batch.setdefault(ref.batch, []).append(ref)
     for uid, refs in of_batch.items():
         batch = batches[uid]
-        for start in range(0, len(refs), segments.AT_ONCE):
-            chunk = refs[start : start + segments.AT_ONCE]
+        for start in range(0, len(refs), segments.IDS_PER_QUERY):
+            chunk = refs[start : start + segments.IDS_PER_QUERY]
             rows = batch_contents.events_at(connection, uid, [ref.position for ref in chunk], rejected.COLUMNS)
             # A database restored from a backup older than the batch has none of its rows.
             for ref in (ref for ref in chunk if ref.position in rows):

@@ -54,7 +54,7 @@ BYTES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 _AT_THE_END = "has its index at its end, so it cannot be read as a stream"
 _ARCHIVE = "is an archive with its index at its end, so it cannot be read as a stream"
 _DOCUMENT = "is one document, so it cannot be read as a stream of records"
-WHOLE = {
+NOT_STREAMABLE = {
     "application/vnd.apache.arrow.file": _AT_THE_END,
     "application/vnd.apache.orc": _AT_THE_END,
     "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet": _ARCHIVE,
@@ -91,6 +91,6 @@ def _parser(parsers: dict[str, Parser[T]], media_type: str) -> Parser[T]:
         return parsers[media_type]
     if media_type in BYTES:
         raise CodecConfigured(f"this route accepts records, not bytes: send {', '.join(parsers)}")
-    if media_type in WHOLE:
-        raise CodecNotStreamable(f"{media_type} {WHOLE[media_type]}: send {', '.join(parsers)}")
+    if media_type in NOT_STREAMABLE:
+        raise CodecNotStreamable(f"{media_type} {NOT_STREAMABLE[media_type]}: send {', '.join(parsers)}")
     raise UnsupportedMediaType(f"the type {media_type!r} is not supported", supported=list(parsers))

@@ -19,7 +19,7 @@ MOST_UNPACKED = 16 << 30
 """Maximum decompressed bytes: `LITTLE_UNPACKED` plus this many per byte, and never more than `MOST_UNPACKED`. The
 maximum ratio of gzip is about 1000."""
 
-AT_ONCE = 256 << 20
+MOST_IN_MEMORY = 256 << 20
 """Maximum decompressed bytes in memory at the same time: the pages of all columns, or an Arrow batch with its
 dictionaries."""
 
@@ -52,10 +52,11 @@ class Budget:
 
     def require_at_once(self, size: int, subject: str) -> None:
         """Raise BodyTooLarge if this many bytes would be decompressed in memory at the same time."""
-        if size > AT_ONCE:
+        if size > MOST_IN_MEMORY:
             raise BodyTooLarge(
-                f"{subject} unpacks to {size} bytes, and at most {AT_ONCE} are unpacked at once: write smaller ones",
-                limit=AT_ONCE,
+                f"{subject} unpacks to {size} bytes, and at most {MOST_IN_MEMORY} are unpacked at once: "
+                "write smaller ones",
+                limit=MOST_IN_MEMORY,
             )
 
     def _require(self, total: int, verb: str) -> None:

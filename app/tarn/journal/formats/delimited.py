@@ -113,9 +113,8 @@ def _rows(
         if len(fields) != len(columns):
             yield BadRecord(line, f"{len(fields)} fields, not {len(columns)}")
             continue
-        statement: dict[str, Any] = dict(
-            zip(columns, fields, strict=False)
-        )  # lengths were checked, and strict is slower
+        # Lengths were checked, and strict is slower.
+        statement: dict[str, Any] = dict(zip(columns, fields, strict=False))
         for column in optional:
             if not statement[column]:
                 statement[column] = None

@@ -2,7 +2,7 @@
 
 Only the boundaries of elements are searched: brackets are counted outside strings, without recursion, and the content
 is validated by the parser of the element. An element of usual depth within one block is a single match of `_WHOLE`; for
-any other, `_Text._long_way` counts brackets across blocks.
+any other, `_Text._read_nested` counts brackets across blocks.
 """
 
 import re
@@ -24,7 +24,7 @@ def _nested(depth: int) -> bytes:
 
 
 _DEPTH = 6
-"""Nesting depth of the pattern, enough for an entity within an entity; deeper elements are split by `_long_way`."""
+"""Nesting depth of the pattern, enough for an entity within an entity; deeper elements are split by `_read_nested`."""
 
 _WHOLE = re.compile(_nested(_DEPTH), re.DOTALL)
 _INSIDE = re.compile(_FLAT + rb"(?:" + _nested(_DEPTH) + _FLAT + rb")*+", re.DOTALL)
@@ -70,13 +70,13 @@ def _array(text: "_Text", longest: int) -> Iterator[Record | BadRecord]:
         more = True
         while more:
             yield text.element(number, longest)
-            more = _goes_on(text, number)
+            more = _skip_separator(text, number)
             number += 1
     if text.peek() != _END:
         raise invalid_format("expected nothing after the array", number)
 
 
-def _goes_on(text: "_Text", number: int) -> bool:
+def _skip_separator(text: "_Text", number: int) -> bool:
     """Skip the separator after an element; return True for a comma, False for the end of the array."""
     after = text.peek()
     if after not in (b",", b"]"):
@@ -115,13 +115,13 @@ class _Text:
         if first in (b"]", b"}", b",", b":"):
             raise invalid_format("expected an element", number)
         content = _ElementBytes(longest)
-        complete = self._long_way(content) if first in (b"[", b"{", b'"') else self._scalar(content)
+        complete = self._read_nested(content) if first in (b"[", b"{", b'"') else self._read_scalar(content)
         if not complete:
             raise invalid_format("the text is cut off", number)
         return (number, bytes(content.data)) if not content.over else too_long(number, longest)
 
-    def _scalar(self, content: "_ElementBytes") -> bool:
-        """Read a number or literal into `kept`; return whether more text follows it."""
+    def _read_scalar(self, content: "_ElementBytes") -> bool:
+        """Read a number or literal into `content`; return whether more text follows it."""
         while True:
             self._take(_end(_SCALAR, self._data, self._at), content)
             if self._at < len(self._data):
@@ -129,8 +129,8 @@ class _Text:
             if not self._refill():
                 return False
 
-    def _long_way(self, content: "_ElementBytes") -> bool:
-        """Read a string, array or object into `kept`, across any number of blocks; return whether its end was found."""
+    def _read_nested(self, content: "_ElementBytes") -> bool:
+        """Read a string, array or object into `content`, across blocks; return whether its end was found."""
         quoted = self._data[self._at : self._at + 1] == b'"'
         depth = 0 if quoted else 1
         self._take(self._at + 1, content)

@@ -105,15 +105,15 @@ class Journal:
             return cls(f"file:{path}{READ_ONLY}", is_sqlite=True)
         return cls(adbc_uri(database_url, TASK), is_sqlite=False)
 
-    def writing(self) -> "AbstractContextManager[StagePartWriter]":
+    def open_writer(self) -> "AbstractContextManager[StagePartWriter]":
         """Open a connection that writes parts of stages."""
         # It imports SQLAlchemy, which takes half a second that executors that only read are spared.
         from tarn.journal import stage_parts
 
-        return stage_parts.opened(self.uri.removesuffix(READ_ONLY), self.is_sqlite)
+        return stage_parts.open_writer(self.uri.removesuffix(READ_ONLY), self.is_sqlite)
 
     @contextmanager
-    def opened(self) -> Iterator["JournalReader"]:
+    def open_reader(self) -> Iterator["JournalReader"]:
         if self.is_sqlite:
             from adbc_driver_sqlite import dbapi as sqlite
 
@@ -143,7 +143,7 @@ class JournalReader:
         """Yield a reader of the events with their `ord`, in any order. Rows whose `ord` is 0 are not events.
 
         While reading, ArrowInvalid or the driver's own error is raised if a value in SQLite has another type, and
-        Damaged for a pack that cannot be read.
+        DamagedPack for a pack that cannot be read.
         """
         if self.is_sqlite:
             batches = chain(self._from_sqlite(slice_), self._from_packs(slice_, EVENTS))
@@ -167,7 +167,7 @@ class JournalReader:
                 for *fields, data in zip(*packs.columns, strict=True):
                     batch, commit, position, rows, checksum = (value.as_py() for value in fields)
                     pack = Pack(batch, commit, position, rows, checksum, data.as_buffer())
-                    events = within(pack.opened(), low, high)
+                    events = within(pack.decode(), low, high)
                     if len(events):
                         yield events.select(schema.names).cast(schema)
 

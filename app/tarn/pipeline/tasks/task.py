@@ -59,12 +59,12 @@ class TaskContext:
 
     @cached_property
     def journal_reader(self) -> JournalReader:
-        return self.opened.enter_context(self.journal.opened())
+        return self.opened.enter_context(self.journal.open_reader())
 
     @cached_property
     def stage_parts(self) -> "StagePartWriter":
         """Writer of parts of stages."""
-        return self.opened.enter_context(self.journal.writing())
+        return self.opened.enter_context(self.journal.open_writer())
 
     @contextmanager
     def _connect(self) -> Iterator[duckdb.DuckDBPyConnection]:
