@@ -13,8 +13,8 @@ oldest snapshot that it reads of each dataset (`app/tarn/query/active_reads.py`)
    collected after the first had arrived.
 5. A report may name a read that has ended; then its files stay until the next vacuum. It never omits a running read.
 
-A process whose heartbeat stops is considered dead. If it was only paused, its reads may find a file
-missing and fail with an error; none of them returns incomplete data.
+A process whose heartbeat stops is considered dead. If it was only paused, its reads may find a file missing and fail
+with an error; none of them returns incomplete data.
 """
 
 import time
@@ -73,11 +73,5 @@ def oldest_running(database: Database, settings: Settings, dataset: Dataset, rep
 
 
 def _oldest(reports: Mapping[str, reader_heartbeats.ReaderHeartbeat], dataset: Dataset) -> int | None:
-    return min(
-        (
-            report_of_reader.oldest[dataset.id]
-            for report_of_reader in reports.values()
-            if dataset.id in report_of_reader.oldest
-        ),
-        default=None,
-    )
+    oldest = (heartbeat.oldest[dataset.id] for heartbeat in reports.values() if dataset.id in heartbeat.oldest)
+    return min(oldest, default=None)

@@ -172,7 +172,7 @@ class MemorySink:
 
 
 def _convert(table: pa.Table, convert: Callable[[pa.Table], dict[str, pa.Array]]) -> pa.Table:
-    """Return FtM's columns in its order; `shape` converts the columns that differ between the formats."""
+    """Return FtM's columns in its order; `convert` converts the columns that differ between the formats."""
     converted = convert(table)
     converted["id"] = hexadecimal(column(table, "id")).cast(pa.string())
     converted["prop_type"] = _property_types(column(table, "prop"), column(table, "schema")).cast(pa.string())

@@ -78,13 +78,13 @@ def _resolve_schemata(duck: duckdb.DuckDBPyConnection, is_single_part: bool) -> 
         several = "SELECT canonical_id FROM counted_parts GROUP BY canonical_id HAVING min(schema) <> max(schema)"
         masks = ", ".join(invalid_sql.columns())
         duck.execute(
-            f"UPDATE counted_parts AS part SET schema = whole.schema FROM ("
+            f"UPDATE counted_parts AS part SET schema = entity.schema FROM ("
             f"SELECT canonical_id, masks.schema FROM ("
             f"SELECT canonical_id, {invalid_sql.combined()} "
             f"FROM counted_parts SEMI JOIN ({several}) USING (canonical_id) "
             f"LEFT JOIN ({invalid_sql.masks()}) AS masks USING (schema) GROUP BY canonical_id"
-            f") LEFT JOIN ({invalid_sql.masks()}) AS masks USING ({masks})) AS whole "
-            "WHERE part.canonical_id = whole.canonical_id"
+            f") LEFT JOIN ({invalid_sql.masks()}) AS masks USING ({masks})) AS entity "
+            "WHERE part.canonical_id = entity.canonical_id"
         )
     named = duck.execute("SELECT DISTINCT schema FROM counted_valid").fetchall()
     unknown = [name for (name,) in named if resolved_schema(frozenset([name])) is None]

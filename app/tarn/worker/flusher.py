@@ -104,14 +104,14 @@ class SparkFlusher:
         with self._database.read() as connection:
             rows = connection.execute(_active_datasets().where(datasets.c.id.in_(dataset_ids))).all()
         requested = [Dataset(row.id, DatasetName(row.name)) for row in rows]
-        with self._watch.timed(self._watch.rounds, "flush", datasets=len(requested)), self.answering():
+        with self._watch.timed(self._watch.rounds, "flush", datasets=len(requested)), self.translated_errors():
             return self._flush.run(requested, hold, moved)
 
     def tidy(self) -> None:
         self._flush.tidy()
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
+    def translated_errors(self) -> Iterator[None]:
         """Translate errors of Spark into errors of Tarn. A broken session is ended, so that the next use starts a new
         one."""
         self._sessions.begin()
@@ -143,7 +143,7 @@ class SparkFlusher:
             self._store,
             self._kernels,
             self._reached,
-            self.answering,
+            self.translated_errors,
             self.running,
             self._watch,
         )

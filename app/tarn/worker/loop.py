@@ -1,4 +1,4 @@
-"""Worker loop: sends heartbeats, claims jobs, runs them, and hands them back when the worker must stop.
+"""Worker loop: sends heartbeats, claims jobs, runs them, and requeues them when the worker must stop.
 
 All flush jobs are claimed at once and done in one round, together with the datasets that are due. Other jobs run in a
 few threads concurrently with the flushes; queue items and webhook deliveries run concurrently with both. Long work must
@@ -119,7 +119,7 @@ class Worker:
             self._operations |= dict.fromkeys(maintainer.operations, partial(self._maintain, maintainer))
 
     def stop(self) -> None:
-        """Request the worker to stop: it hands its jobs back at their next step."""
+        """Request the worker to stop: it requeues its jobs at their next step."""
         self._stopped = time.monotonic()
         self._stop.set()
 
@@ -274,7 +274,7 @@ class Worker:
                 outcomes = rounds.flush(requested, hold, moved) if requested else {}
         except JobStopped:
             for job in self._jobs:
-                self._hand_back(job)
+                self._requeue(job)
             return True
         for job in self._jobs:
             self._settle_flush(job, [outcomes[each] for each in job.dataset_ids])
@@ -305,7 +305,7 @@ class Worker:
         lost = [job for job in self._jobs if job.id not in held_ids]
         self._jobs = tuple(job for job in self._jobs if job.id in held_ids)
         for job in lost:
-            self._hand_back(job)
+            self._requeue(job)
 
     def _settle_flush(self, job: Job, outcomes: Sequence[FlushOutcome]) -> None:
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
@@ -344,7 +344,7 @@ class Worker:
             with cancellation.active(), self._watching(cancellation, is_held):
                 done = self._operations[job.operation](job, hold)
         except JobStopped:
-            self._hand_back(job)
+            self._requeue(job)
             return "stopped"
         except ResumeLater as early:
             until = early.until
@@ -353,7 +353,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - a job may fail in any way; the worker goes on, and logs it below
             if cancellation.is_set() and not self._stop.is_set():  # an interrupted job ends with any error
                 log.info("job interrupted", job=job.id, error=f"{type(error).__name__}: {error}"[:500])
-                self._hand_back(job)
+                self._requeue(job)
                 return "stopped"
             self._fail(job, error)
             return "failed"
@@ -389,8 +389,8 @@ class Worker:
             over.set()
             watcher.join()
 
-    def _hand_back(self, job: Job) -> None:
-        self._settle("handed back", job, lambda connection: jobs.requeue(connection, job.id, self.id))
+    def _requeue(self, job: Job) -> None:
+        self._settle("requeued", job, lambda connection: jobs.requeue(connection, job.id, self.id))
 
     def _fail(self, job: Job, error: Exception) -> None:
         problem_error = (

@@ -61,7 +61,7 @@ class Maintenance:
         store: Store,
         kernels: Callable[[], Kernels],
         reached: StepCallback,
-        answering: Callable[[], AbstractContextManager[None]],
+        translated_errors: Callable[[], AbstractContextManager[None]],
         running: ActiveReads,
         watch: Telemetry,
     ) -> None:
@@ -70,7 +70,7 @@ class Maintenance:
         self._store = store
         self._kernels = kernels
         self._reached = reached
-        self._answering = answering
+        self._translated_errors = translated_errors
         self._running = running
         self._watch = watch
         self._local = local()
@@ -118,7 +118,7 @@ class Maintenance:
         itself."""
         assert job.dataset is not None
         assert job.dataset_id is not None
-        with self._answering():
+        with self._translated_errors():
             result = self._jobs()[job.operation](job, Dataset(job.dataset_id, job.dataset), report)
         return result.model_dump(mode="json")
 

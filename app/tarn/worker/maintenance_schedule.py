@@ -132,10 +132,10 @@ class MaintenanceSchedule:
         with self._database.read() as connection:
             state = export_records.state(connection, dataset)
         records = state.records.values()
-        if len(records) == len(ExportKind) and all(one.content == state.head.content for one in records):
+        if len(records) == len(ExportKind) and all(record.content == state.head.content for record in records):
             return Due.NOT
         pause = timedelta(0) if policy == "after_flush" else timedelta(minutes=policy)
-        last = max((one.made for one in records), default=None)
+        last = max((record.made for record in records), default=None)
         return Due.NOW if last is None or last + pause <= now() else Due.LATER
 
     def _has_expirable_snapshots(self, dataset: Dataset, config: DatasetConfig) -> bool:

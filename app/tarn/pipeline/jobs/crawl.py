@@ -73,7 +73,7 @@ class Crawl:
     def run(self, dataset: Dataset, options: CrawlOptions, report: Report, tenant: TenantName, job: str) -> CrawlResult:
         """List the files and fetch the selected ones. Run again after a crash, it fetches the rest.
 
-        Raises what `Fetcher.sources` does, QuotaExceeded, DatasetNotFound, and NotYet while the journal is full.
+        Raises what `Fetcher.sources` does, QuotaExceeded, DatasetNotFound, and ResumeLater while the journal is full.
         """
         started = now()
         state = _CrawlState(self._database, self._fetcher, dataset, options, report)

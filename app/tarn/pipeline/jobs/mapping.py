@@ -59,7 +59,7 @@ TASK_BYTES = 4 << 20
 WORTH_A_TASK = 256 << 10
 """Bytes below which a file is not divided among more tasks."""
 
-PACKED = 8
+TASKS_PER_CORE_OF_FILE = 8
 """Tasks per core for a file that is not large, so that all cores finish at about the same time."""
 
 TASKS_PER_CORE = 16
@@ -93,7 +93,7 @@ class _Source(NamedTuple):
 
     header: tuple[str, ...]
     missing: list[str]
-    form: Dialect
+    dialect: Dialect
     pieces: Iterator[FilePiece]
     path: str | None
     """The stored file that the pieces are ranges of; None if the text is converted and no stored file contains it."""
@@ -179,8 +179,8 @@ class Mappings:
                 path=path,
                 start=start,
                 end=start + len(piece.data),
-                encoding=source.form.encoding,
-                delimiter=source.form.delimiter,
+                encoding=source.dialect.encoding,
+                delimiter=source.dialect.delimiter,
                 header=source.header,
                 mapping=run.stored_mapping.text,
                 origin=origin_of(run.options.content_hash),
@@ -200,7 +200,7 @@ class Mappings:
         if entry is None:
             raise FileNotFound(f"there is no file {options.content_hash} in the archive of {dataset.name!r}")
         begin = self._store.get_range(path, 0, HEAD)
-        target = min(TASK_BYTES, max(WORTH_A_TASK, entry.size // (self._kernels().cores * PACKED)))
+        target = min(TASK_BYTES, max(WORTH_A_TASK, entry.size // (self._kernels().cores * TASKS_PER_CORE_OF_FILE)))
         # A piece ends where a block ends: larger blocks would leave cores without a task.
         blocks: Iterable[bytes] = checked(self._store.stream(path, chunk_size=target))
         is_workbook = begin.startswith(spreadsheet.ZIP)
@@ -221,16 +221,16 @@ class Mappings:
         marked = len(delimited.MARK) if encoding == "utf-8" and begin.startswith(delimited.MARK) else 0
         columns = sorted({name for query in mapping.document.ftm(dataset.name) for name in _columns(query)})
         delimiter = options.delimiter or delimited.detect_delimiter(begin[marked:], encoding, columns)
-        form = Dialect(encoding, delimiter)
+        dialect = Dialect(encoding, delimiter)
         pieces = delimited.pieces(
-            _skip_bytes(blocks, marked), form, target, self._settings.max_record_bytes, start=marked
+            _skip_bytes(blocks, marked), dialect, target, self._settings.max_record_bytes, start=marked
         )
         first = next(pieces, FilePiece(0, b""))
         if first.is_skipped:
             most = self._settings.max_record_bytes
             reason = f"the first row, which is to name the columns, has no end within {most} bytes"
             raise SchemaViolation(f"nothing was changed: {reason}", errors=[FieldError(line=1, reason=reason)])
-        header, length = form.first(first.data)
+        header, length = dialect.first(first.data)
         if len(header) > delimited.MOST_COLUMNS:
             reason = f"the first row names {len(header)} columns, at most {delimited.MOST_COLUMNS} are read"
             raise SchemaViolation(f"nothing was changed: {reason}", errors=[FieldError(line=1, reason=reason)])
@@ -244,7 +244,7 @@ class Mappings:
         return _Source(
             header=tuple(header),
             missing=missing,
-            form=form,
+            dialect=dialect,
             pieces=chain([remainder] if remainder.data else [], pieces),
             path=None if is_compressed or not is_direct else path,
             size=entry.size,
@@ -352,12 +352,12 @@ class Mappings:
 
     def _commit(self, run: _Run, source: _Source, mapped: Sequence[MappedRows | None]) -> MappingResult:
         """Commit the stage and record the run, in one transaction."""
-        parts = [one for one in mapped if one is not None]
+        parts = [part for part in mapped if part is not None]
         rejected, errors = _bad_rows(mapped, self._settings.max_record_bytes)
         statements = sum(part.statements for part in parts)
         result = _result(
             run.options,
-            rows=sum(part.rows for part in parts) + sum(one is None for one in mapped),
+            rows=sum(part.rows for part in parts) + sum(part is None for part in mapped),
             entities=sum(part.entities for part in parts),
             statements=statements,
             rejected=rejected,
@@ -417,25 +417,25 @@ def _columns(query: Any) -> set[str]:
 def _bad_rows(mapped: Sequence[MappedRows | None], longest: int) -> tuple[int, list[FieldError]]:
     """Return the number of bad rows, and the first of them by their line in the file; the header is line 1."""
     count, errors, before = 0, [], 1
-    for one in mapped:
-        if one is None:
+    for part in mapped:
+        if part is None:
             count += 1
             before += 1
             errors.append(FieldError(line=before, reason=f"the record does not end within {longest} bytes"))
             continue
-        count += one.bad
-        errors += [fault.model_copy(update={"line": before + (fault.line or 0)}) for fault in one.faults]
-        before += one.records
+        count += part.bad
+        errors += [fault.model_copy(update={"line": before + (fault.line or 0)}) for fault in part.faults]
+        before += part.records
     return count, errors[:MOST_FAULTS]
 
 
 def _omitted_values(mapped: Sequence[MappedRows | None]) -> Omissions:
     """Return the omitted values, by the line of their row in the file; the header is line 1."""
     omitted, before = Omissions(), 1
-    for one in mapped:
-        if one is not None:
-            omitted.merge(one.omitted, before)
-        before += 1 if one is None else one.records
+    for part in mapped:
+        if part is not None:
+            omitted.merge(part.omitted, before)
+        before += 1 if part is None else part.records
     return omitted
 
 

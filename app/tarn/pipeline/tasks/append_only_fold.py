@@ -20,12 +20,12 @@ Numbers = npt.NDArray[np.int64]
 
 
 def fold(events: pa.Table, buckets: dict[str, str], is_origin: Callable[[str], bool]) -> pa.Table | None:
-    """Return the live rows after these events, sorted by the store's key; None if the general fold is needed.
+    """Return the live rows after these events, sorted by bucket, key and id; None if the general fold is needed.
 
     Requires: only valid adds, of one origin, under their own entity's id, each entity in one bucket, and
     with one BASE statement or all in one commit.
     """
-    if not _is_plain(events, buckets, is_origin):
+    if not _is_append_only(events, buckets, is_origin):
         return None
     entities = _codes(events.column("entity_id"))
     families = sorted(set(buckets.values()))
@@ -63,7 +63,7 @@ def fold(events: pa.Table, buckets: dict[str, str], is_origin: Callable[[str], b
     return pa.table(others | replaced)
 
 
-def _is_plain(events: pa.Table, buckets: dict[str, str], is_origin: Callable[[str], bool]) -> bool:
+def _is_append_only(events: pa.Table, buckets: dict[str, str], is_origin: Callable[[str], bool]) -> bool:
     if "poison" in events.column_names or not len(events):
         return False
     if any(events.column(name).null_count for name in NEEDED):
@@ -98,11 +98,11 @@ def _keys(entities: Numbers, ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint6
     return (entities.astype(np.uint64) << np.uint64(64 - width)) | (beginnings >> np.uint64(width))
 
 
-def _sorted(keys: npt.NDArray[np.uint64], moments: Numbers) -> Numbers:
+def _sorted(keys: npt.NDArray[np.uint64], ords: Numbers) -> Numbers:
     """Return the positions sorted by key; events of the same key stay in their order."""
-    if np.all(moments[1:] > moments[:-1]):
+    if np.all(ords[1:] > ords[:-1]):
         return np.argsort(keys, kind="stable")
-    order: Numbers = np.lexsort((moments, keys))
+    order: Numbers = np.lexsort((ords, keys))
     return order
 
 
@@ -122,8 +122,8 @@ def _ended_bases(newest: Numbers, entities: Numbers, events: pa.Table) -> Number
     """Return the positions in `newest` of BASE statements that a later one of the same entity ends."""
     is_base = pc.equal(events.column("prop"), "id").to_numpy()[newest]
     positions = np.flatnonzero(is_base)
-    entity, moment = entities[newest[positions]], events.column("ord").to_numpy()[newest[positions]]
-    order = np.lexsort((moment, entity))
+    entity, ord_ = entities[newest[positions]], events.column("ord").to_numpy()[newest[positions]]
+    order = np.lexsort((ord_, entity))
     followed = np.zeros(len(positions), bool)
     followed[:-1] = entity[order][1:] == entity[order][:-1]
     ended: Numbers = positions[order][followed]
