@@ -211,7 +211,11 @@ def _watch_memory() -> Iterator[list[float]]:
                     line = " ".join(process.cmdline())
                     if any(
                         ours in line
-                        for ours in ("tarn.cli", "tarn.journal.sqlite_loader_process", "tarn.journal.parser_process")
+                        for ours in (
+                            "tarn.cli",
+                            "tarn.journal.sqlite_loader_process",
+                            "tarn.journal.parsing.parser_process",
+                        )
                     ):
                         continue
                     # Forked workers share pages with their daemon: only unique memory (USS) is counted.

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
-from tarn.model.schema_buckets import buckets
-from tarn.model.shards import ALL_SHARDS
+from tarn.model.datasets.shards import ALL_SHARDS
+from tarn.model.ftm.schema_buckets import buckets
 from tarn.pipeline.tasks.journal_slice import Journal, JournalSlice
 
 from bench.data import entities

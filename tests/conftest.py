@@ -18,9 +18,9 @@ from tarn.access.bootstrap import ensure_admin
 from tarn.api.http.ingest import UPLOADS
 from tarn.db import migrate
 from tarn.db.engine import Database
-from tarn.journal.parser_pool import ParserPool
+from tarn.journal.parsing.parser_pool import ParserPool
 from tarn.main import build_services
-from tarn.query import engine
+from tarn.query.engine import engine
 from tarn.settings import Settings, load_settings
 from tarn.storage.connection import Connection
 from tarn.storage.lake_root import open_lake

@@ -4,10 +4,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 from tarn.db.engine import Database
 from tarn.lake.commit import SnapshotPublisher
-from tarn.model.job import MakeOptions
+from tarn.model.work.job import MakeOptions
 from tarn.pipeline.jobs.export import Exports
 from tarn.pipeline.jobs.flush import Flush
-from tarn.query.active_reads import ActiveReads
+from tarn.query.engine.active_reads import ActiveReads
 from tarn.settings import load_settings
 from tarn.storage.connection import Connection
 from tarn.storage.store import Store

@@ -6,8 +6,8 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 from tarn.datasets.registry import Dataset, find
 from tarn.lake.commit import SnapshotPublisher
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.model.names import DatasetName
-from tarn.model.snapshot import Snapshot
 from tarn.pipeline.jobs.flush import Flush
 from tarn.settings import Settings
 

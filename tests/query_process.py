@@ -3,8 +3,8 @@
 import tempfile
 from typing import Any
 
-from tarn.query import engine
-from tarn.query.duckdb_process import DuckdbProcess
+from tarn.query.engine import engine
+from tarn.query.engine.duckdb_process import DuckdbProcess
 from tarn.settings import Settings
 from tarn.storage.connection import Connection
 

@@ -6,7 +6,7 @@ import sys
 WARMED = """
 import sys
 from tarn.main import warm_up
-from tarn.model.entity import Exploder
+from tarn.model.ftm.entity import Exploder
 warm_up(Exploder())
 loaded = set(sys.modules)
 properties = {"name": "Ada", "phone": "+49 30 7654321", "country": "de", "email": "ada@example.org"}

@@ -30,7 +30,7 @@ from tarn.api.http.services.admission_cache import RevisionReader
 from tarn.api.http.services.container import Services
 from tarn.api.http.services.event_hub import Hub
 from tarn.api.http.services.metrics import Metrics
-from tarn.archive.fetch import Fetcher
+from tarn.archive.fetching.fetch import Fetcher
 from tarn.archive.files import Archive
 from tarn.child_process import run_when_parent_dies
 from tarn.coordination.events import EventReader
@@ -38,12 +38,12 @@ from tarn.db import migrate
 from tarn.db.engine import Database
 from tarn.db.tables import lake as lake_table
 from tarn.errors import StartRefused
-from tarn.journal.parser_pool import ParserPool
+from tarn.journal.parsing.parser_pool import ParserPool
 from tarn.journal.writer import Writer
-from tarn.model.entity import Exploder, warm_up
+from tarn.model.datasets.recovery import BackupManifest, Reconciliation
+from tarn.model.ftm.entity import Exploder, warm_up
 from tarn.model.ids import new_id
-from tarn.model.recovery import BackupManifest, Reconciliation
-from tarn.query.active_reads import ActiveReadReporter, hold_snapshots
+from tarn.query.engine.active_reads import ActiveReadReporter, hold_snapshots
 from tarn.query.reader import Reader
 from tarn.recovery.backup import Backup
 from tarn.recovery.reconcile import Reconcile, require_no_heartbeats

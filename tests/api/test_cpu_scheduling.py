@@ -119,7 +119,9 @@ def test_point_lookup_does_not_wait_for_queries(monkeypatch: pytest.MonkeyPatch)
 
 
 def _query_processes() -> set[psutil.Process]:
-    return {process for process in psutil.Process().children() if "tarn.query.duckdb_server" in process.cmdline()}
+    return {
+        process for process in psutil.Process().children() if "tarn.query.engine.duckdb_server" in process.cmdline()
+    }
 
 
 @LINUX

@@ -10,7 +10,7 @@ import pytest
 from httpx2 import Response
 from tarn.api.routes.entity_reads import MOST_DATASETS
 from tarn.datasets.registry import Dataset
-from tarn.model.snapshot import Snapshot
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.query.entities import MAX_ORIGINS
 
 from tests.in_process_api import Caller, InProcessApi

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from tarn.datasets.registry import Dataset
-from tarn.model.export import ExportKind
-from tarn.model.job import ExportOptions, MakeOptions
+from tarn.model.datasets.export import ExportKind
+from tarn.model.work.job import ExportOptions, MakeOptions
 
 from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import DirectKernels

@@ -7,7 +7,7 @@ from sqlalchemy import update
 from tarn.db.tables import jobs as table
 from tarn.errors import Internal
 from tarn.model.ids import now
-from tarn.model.job import Operation
+from tarn.model.work.job import Operation
 
 from tests.in_process_api import InProcessApi
 from tests.worker.flushers import SqlFlusher

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 from tarn.db.tables import journal_rejected
 from tarn.journal import head, rejected
-from tarn.journal.event_buffer import SCHEMA
+from tarn.journal.parsing.event_buffer import SCHEMA
 from tarn.journal.rejected import Rejected
 
 from tests.in_process_api import InProcessApi

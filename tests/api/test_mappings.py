@@ -12,7 +12,7 @@ from followthemoney import model
 from followthemoney.mapping.query import QueryMapping
 from tarn.api.routes import mappings
 from tarn.datasets.registry import Dataset
-from tarn.model.mapping import MOST_FORMATS, parsed
+from tarn.model.ftm.mapping import MOST_FORMATS, parsed
 from tarn.model.names import Checksum
 
 from tests.in_process_api import InProcessApi

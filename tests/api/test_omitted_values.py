@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from followthemoney.dataset import Dataset
 from followthemoney.statement.entity import StatementEntity
-from tarn.model.entity import Exploder
+from tarn.model.ftm.entity import Exploder
 
 from tests.in_process_api import ONE_DATABASE, InProcessApi
 

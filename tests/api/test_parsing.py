@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from tarn.errors import BodyTooLarge, InvalidFormat, SchemaViolation, Unavailable
-from tarn.journal import parser_pool
-from tarn.journal.event_buffer import SCHEMA
-from tarn.journal.event_chunks import BodyReader, ReadOptions
 from tarn.journal.formats.record import ByteSource
-from tarn.journal.parser_pool import BodyParser, ParserPool
-from tarn.model.entity import Exploder
+from tarn.journal.parsing import parser_pool
+from tarn.journal.parsing.event_buffer import SCHEMA
+from tarn.journal.parsing.event_chunks import BodyReader, ReadOptions
+from tarn.journal.parsing.parser_pool import BodyParser, ParserPool
+from tarn.model.ftm.entity import Exploder
 from tarn.model.names import DatasetName
 
 from tests.in_process_api import InProcessApi
@@ -354,7 +354,7 @@ def test_children_are_gone_after_the_server_however_it_ends(tmp_path: Path, numb
         (process,) = (
             child
             for child in psutil.Process(server.process.pid).children()
-            if "tarn.journal.parser_process" in child.cmdline()
+            if "tarn.journal.parsing.parser_process" in child.cmdline()
         )
         client = server.client()
         client.post("/v1/datasets", json={"name": "test"}).raise_for_status()

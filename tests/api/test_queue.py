@@ -15,7 +15,7 @@ from tarn.db import database_clock
 from tarn.db.tables import events
 from tarn.db.tables import queue as queue_table
 from tarn.model import ids
-from tarn.model.job import MOST_ATTEMPTS
+from tarn.model.work.job import MOST_ATTEMPTS
 
 from tests.in_process_api import ONE_DATABASE, Caller, InProcessApi
 

@@ -10,8 +10,8 @@ from httpx2 import Response
 from sqlalchemy import update
 from tarn.datasets.registry import Dataset
 from tarn.db.tables import snapshots
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.model.ids import now
-from tarn.model.snapshot import Snapshot
 from tarn.worker.flusher import SparkFlusher
 
 from tests.api.test_entity_reads import ENTITIES, ROOT, add, entity, ids_of, lines_of, problem, refusal

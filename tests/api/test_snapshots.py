@@ -12,7 +12,7 @@ from tarn.api.http.streaming.row_formats import FORMS, preferred
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.errors import NotAcceptable
-from tarn.model.snapshot import Column, Snapshot, SnapshotOperation, Table
+from tarn.model.datasets.snapshot import Column, Snapshot, SnapshotOperation, Table
 from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
 

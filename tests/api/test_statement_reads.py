@@ -12,8 +12,8 @@ import pytest
 from followthemoney.statement.serialize import CSV_COLUMNS
 from httpx2 import Response
 from tarn.datasets.registry import Dataset
-from tarn.model.snapshot import Snapshot
-from tarn.query.statement_formats import ARROW, CSV, NDJSON, PARQUET
+from tarn.model.datasets.snapshot import Snapshot
+from tarn.query.output.statement_formats import ARROW, CSV, NDJSON, PARQUET
 
 from tests.api.test_entity_reads import ENTITIES, SQL, add, entity, merge, problem, refusal
 from tests.in_process_api import InProcessApi

@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 from tarn.datasets.registry import Dataset
-from tarn.model.snapshot import Snapshot
+from tarn.model.datasets.snapshot import Snapshot
 
 from tests.api.test_entity_reads import ENTITIES, ROOT, add, entity, ids_of, lines_of, problem
 from tests.in_process_api import InProcessApi

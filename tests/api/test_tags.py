@@ -6,8 +6,8 @@ import orjson
 import pytest
 from tarn.coordination import tags
 from tarn.datasets.registry import Dataset
+from tarn.model.datasets.tag import LARGEST_VALUE
 from tarn.model.names import TagKey
-from tarn.model.tag import LARGEST_VALUE
 
 from tests.in_process_api import ONE_DATABASE, InProcessApi
 

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import select
 from tarn.db.tables import audit, idempotency, webhook_cursors, webhooks
-from tarn.model.event import EventKind
+from tarn.model.work.event import EventKind
 from tarn.settings import Settings
 
 from tests.in_process_api import ONE_DATABASE, InProcessApi

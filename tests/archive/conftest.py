@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tarn.access.bootstrap import ensure_admin
-from tarn.archive.fetch import Fetcher
+from tarn.archive.fetching.fetch import Fetcher
 from tarn.db.engine import Database
 from tarn.settings import Settings, load_settings
 from tarn.storage.store import Store

@@ -12,7 +12,7 @@ from tarn.datasets import registry
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import file_puts, tags, tenants
-from tarn.model.dataset import NewDataset
+from tarn.model.datasets.dataset import NewDataset
 from tarn.model.file import ArchiveFile, NewFile
 from tarn.model.names import LAKEHOUSE
 from tarn.model.tenant import ADMIN

@@ -12,8 +12,8 @@ from followthemoney.statement import StatementEntity
 from tarn.archive import documents
 from tarn.archive.documents import schema_of
 from tarn.archive.mime import NAMES, SIGNATURES
-from tarn.model.entity import Exploder
 from tarn.model.file import ArchiveFile, file_id
+from tarn.model.ftm.entity import Exploder
 from tarn.model.ids import now
 from tarn.model.names import Checksum, DatasetName, FilePath, Origin
 

@@ -5,9 +5,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tarn.archive.addresses import NAT64, Guard, ascii_host, kind_of, resolve_by_system
-from tarn.archive.fetch import Fetcher
-from tarn.archive.urls import Url
+from tarn.archive.fetching.addresses import NAT64, Guard, ascii_host, kind_of, resolve_by_system
+from tarn.archive.fetching.fetch import Fetcher
+from tarn.archive.fetching.urls import Url
 from tarn.errors import SchemaViolation, SourceFailed, StartRefused
 
 from tests.archive.conftest import FetcherOf

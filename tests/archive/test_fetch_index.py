@@ -3,10 +3,10 @@
 from itertools import count
 
 import pytest
-from tarn.archive import web_index
-from tarn.archive.fetch import Fetcher
-from tarn.archive.sources import ListedFile, ListingFailure
-from tarn.archive.web_index import links_of
+from tarn.archive.fetching import web_index
+from tarn.archive.fetching.fetch import Fetcher
+from tarn.archive.fetching.sources import ListedFile, ListingFailure
+from tarn.archive.fetching.web_index import links_of
 from tarn.errors import BodyTooLarge, FileNotFound, SchemaViolation
 
 from tests.archive.web import Canary, Scripted, answer, page, redirect

@@ -6,9 +6,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from tarn.archive import local
-from tarn.archive.fetch import Fetcher
-from tarn.archive.sources import ListedFile, ListingFailure
+from tarn.archive.fetching import local
+from tarn.archive.fetching.fetch import Fetcher
+from tarn.archive.fetching.sources import ListedFile, ListingFailure
 from tarn.errors import BodyTooLarge, FileNotFound, SchemaViolation, SourceFailed, StartRefused, TarnError
 
 from tests.archive.conftest import FetcherOf

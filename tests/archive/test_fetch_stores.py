@@ -3,8 +3,8 @@
 import pickle
 
 import pytest
-from tarn.archive.fetch import Fetcher
-from tarn.archive.sources import ListedFile
+from tarn.archive.fetching.fetch import Fetcher
+from tarn.archive.fetching.sources import ListedFile
 from tarn.errors import BodyTooLarge, FileNotFound, SchemaViolation, StartRefused, Unavailable
 
 from tests.archive.conftest import FetcherOf

@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tarn.archive.addresses import resolve_by_system
-from tarn.archive.dns import AT_ONCE, Lookups
-from tarn.archive.fetch import Fetcher
-from tarn.archive.sources import Source
-from tarn.archive.urls import Url
-from tarn.archive.web import REDIRECTS, file_name
+from tarn.archive.fetching.addresses import resolve_by_system
+from tarn.archive.fetching.dns import AT_ONCE, Lookups
+from tarn.archive.fetching.fetch import Fetcher
+from tarn.archive.fetching.sources import Source
+from tarn.archive.fetching.urls import Url
+from tarn.archive.fetching.web import REDIRECTS, file_name
 from tarn.errors import BodyTooLarge, FileNotFound, SchemaViolation, SourceFailed, TarnError
 
 from tests.archive.conftest import FetcherOf

@@ -5,8 +5,8 @@ from sqlalchemy import text
 from tarn.archive import file_index
 from tarn.integrity import archive_checks
 from tarn.integrity.findings import Findings
+from tarn.model.datasets.finding import FindingKind
 from tarn.model.file import ArchiveFile
-from tarn.model.finding import FindingKind
 from tarn.model.names import Origin
 from tarn.model.tenant import ADMIN
 

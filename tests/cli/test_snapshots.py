@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from tarn.db.engine import Database
-from tarn.model.snapshot import Snapshot
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.settings import load_settings
 from tarn.storage.connection import Connection
 from tarn.storage.store import Store

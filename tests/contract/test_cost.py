@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tarn.datasets.registry import Dataset
 from tarn.lake import delta_tables
-from tarn.model.snapshot import Snapshot
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.query.reader import NOW
 from tarn.settings import Settings
 

@@ -14,10 +14,10 @@ from tarn.db.outbox import RecordedEvent
 from tarn.db.tables import datasets, event_heads, webhook_cursors
 from tarn.db.tables import events as table
 from tarn.db.tables import jobs as jobs_table
-from tarn.model.event import EventKind
 from tarn.model.ids import new_id, now
-from tarn.model.job import JobState, Operation, Progress
 from tarn.model.names import DatasetName
+from tarn.model.work.event import EventKind
+from tarn.model.work.job import JobState, Operation, Progress
 
 from tests.waiting import wait_until
 

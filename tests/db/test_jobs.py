@@ -13,7 +13,7 @@ from tarn.db.tables import datasets
 from tarn.db.tables import jobs as table
 from tarn.errors import JobConflict, JobNotFound, Unavailable
 from tarn.model.ids import new_id, now
-from tarn.model.job import LONG_WAIT, MOST_ATTEMPTS, DeleteResult, FlushResult, Job, JobState, Operation, Progress
+from tarn.model.work.job import LONG_WAIT, MOST_ATTEMPTS, DeleteResult, FlushResult, Job, JobState, Operation, Progress
 
 pytestmark = pytest.mark.both_databases
 

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, text
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.journal.segments import purge_done
-from tarn.model.snapshot import Snapshot
+from tarn.model.datasets.snapshot import Snapshot
 
 from tests.in_process_api import InProcessApi
 

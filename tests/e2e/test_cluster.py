@@ -18,12 +18,12 @@ import psycopg
 import pytest
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
-from tarn.model.entity import Exploder
+from tarn.model.datasets.snapshot import SnapshotOperation
+from tarn.model.ftm.entity import Exploder
+from tarn.model.ftm.statistics import Statistics
 from tarn.model.names import DatasetName
-from tarn.model.snapshot import SnapshotOperation
-from tarn.model.statistics import Statistics
 from tarn.pipeline.jobs.flush import Kernels
-from tarn.query.statement_formats import CSV
+from tarn.query.output.statement_formats import CSV
 from tarn.settings import Settings, load_settings
 from tarn.storage.connection import Connection
 from tarn.storage.store import Store

@@ -15,7 +15,7 @@ import pytest
 from tarn.db import migrate
 from tarn.db import outbox as events
 from tarn.db.engine import Database
-from tarn.model.event import EventKind
+from tarn.model.work.event import EventKind
 
 from tests.server import Server, running
 from tests.waiting import wait_until

@@ -120,7 +120,7 @@ def open_unread(server: Server, path: str, request_id: str, method: str = "GET",
 def readers(server: Server) -> list[psutil.Process]:
     """Return the processes that answer reads: the API's, and the query process."""
     api = psutil.Process(server.process.pid)
-    return [api, *(child for child in api.children() if "tarn.query.duckdb_server" in child.cmdline())]
+    return [api, *(child for child in api.children() if "tarn.query.engine.duckdb_server" in child.cmdline())]
 
 
 def cpu(server: Server) -> float:

@@ -15,8 +15,8 @@ from tarn.db.tables import snapshots as recorded_snapshots
 from tarn.lake import snapshots
 from tarn.lake.commit import TABLES
 from tarn.lake.snapshots import Named
+from tarn.model.datasets.snapshot import Head, Snapshot, TableName
 from tarn.model.ids import now
-from tarn.model.snapshot import Head, Snapshot, TableName
 from tarn.storage.store import Store
 
 from tests.faults.scene import Event, Scene

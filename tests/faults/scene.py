@@ -22,10 +22,13 @@ from tarn.journal import batches
 from tarn.journal.batches import Batch, BatchWithEvents
 from tarn.lake import snapshots
 from tarn.lake.commit import SnapshotPublisher, StepCallback
-from tarn.model.dataset import NewDataset
-from tarn.model.flush import FlushOutcome
+from tarn.model.datasets.dataset import NewDataset
+from tarn.model.datasets.flush import FlushOutcome
+from tarn.model.datasets.snapshot import Snapshot, SnapshotOperation
+from tarn.model.ftm.statement import statement_id
 from tarn.model.ids import now
-from tarn.model.job import (
+from tarn.model.tenant import ADMIN
+from tarn.model.work.job import (
     CompactOptions,
     CompactResult,
     OptimizeOptions,
@@ -36,9 +39,6 @@ from tarn.model.job import (
     VacuumOptions,
     VacuumResult,
 )
-from tarn.model.snapshot import Snapshot, SnapshotOperation
-from tarn.model.statement import statement_id
-from tarn.model.tenant import ADMIN
 from tarn.pipeline.jobs.compact import Compact
 from tarn.pipeline.jobs.flush import Flush, Kernels
 from tarn.pipeline.jobs.optimize import Optimize

@@ -1,7 +1,7 @@
 """Flushes with workers that are killed, paused or run concurrently: always exactly one commit."""
 
 import pytest
-from tarn.model.flush import FlushOutcome
+from tarn.model.datasets.flush import FlushOutcome
 from tarn.storage.fault_injection import Gate
 
 from tests.faults.checks import assert_no_lease, check, check_now, history_of, unflushed_commits

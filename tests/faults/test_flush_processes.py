@@ -13,7 +13,7 @@ from sqlalchemy import make_url
 from tarn.access.bootstrap import ensure_admin
 from tarn.db import migrate
 from tarn.db.engine import Database
-from tarn.model.flush import FlushOutcome
+from tarn.model.datasets.flush import FlushOutcome
 from tarn.settings import Settings, load_settings
 from tarn.storage.connection import Connection
 from tarn.storage.fault_injection import Gate

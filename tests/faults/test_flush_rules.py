@@ -15,9 +15,9 @@ from tarn.journal import head as heads
 from tarn.journal import rejected, segments
 from tarn.lake.commit import Build, HeadMoved
 from tarn.lake.delta_tables import CommitRefused, DeltaStore
-from tarn.model.flush import FlushOutcome
+from tarn.model.datasets.flush import FlushOutcome
+from tarn.model.datasets.snapshot import Head, Snapshot, SnapshotOperation
 from tarn.model.ids import new_id
-from tarn.model.snapshot import Head, Snapshot, SnapshotOperation
 from tarn.model.tenant import ADMIN, Identity
 from tarn.pipeline.tasks.task import TableFiles, Task
 from tarn.storage.fault_injection import TIMEOUT_SECONDS, FaultyStore, Gate

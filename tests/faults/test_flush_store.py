@@ -11,8 +11,8 @@ import pytest
 from deltalake import DeltaTable
 from tarn.errors import PathExists, StorageFull, Unavailable
 from tarn.lake import snapshots
-from tarn.model.flush import FlushOutcome
-from tarn.model.schema_buckets import buckets
+from tarn.model.datasets.flush import FlushOutcome
+from tarn.model.ftm.schema_buckets import buckets
 from tarn.pipeline.tasks import kernel
 from tarn.pipeline.tasks.journal_slice import Journal
 from tarn.pipeline.tasks.kernel import Kernel

@@ -30,7 +30,7 @@ from tarn.db import engine
 from tarn.db.engine import Database
 from tarn.errors import Unavailable
 from tarn.journal.batches import Batch
-from tarn.journal.event_buffer import Events
+from tarn.journal.parsing.event_buffer import Events
 from tarn.journal.writer import Writer
 from tarn.main import build_services
 from tarn.model.names import DatasetName, TenantName

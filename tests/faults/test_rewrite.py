@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import select
 from tarn.db import jobs
 from tarn.db.tables import jobs as table
-from tarn.model.job import JobState, Operation
-from tarn.model.snapshot import SnapshotOperation
+from tarn.model.datasets.snapshot import SnapshotOperation
+from tarn.model.work.job import JobState, Operation
 from tarn.storage.fault_injection import Gate
 
 from tests.faults.checks import check, check_now, history_of

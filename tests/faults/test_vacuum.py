@@ -12,12 +12,12 @@ from tarn.db.tables import datasets as dataset_rows
 from tarn.errors import DatasetNotFound, SnapshotGone
 from tarn.integrity.vacuum import Vacuum
 from tarn.lake import refs, snapshots
-from tarn.model.flush import FlushOutcome
+from tarn.model.datasets.flush import FlushOutcome
+from tarn.model.datasets.snapshot import SnapshotOperation
 from tarn.model.ids import new_id
-from tarn.model.job import VacuumOptions, VacuumResult
 from tarn.model.names import RefName
-from tarn.model.snapshot import SnapshotOperation
-from tarn.query.active_reads import ActiveReadReporter
+from tarn.model.work.job import VacuumOptions, VacuumResult
+from tarn.query.engine.active_reads import ActiveReadReporter
 from tarn.query.reader import Reader, RequestedState
 from tarn.storage.fault_injection import FaultyStore, Gate
 

@@ -25,8 +25,8 @@ from followthemoney.statement.statement import Statement
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from tarn.errors import TarnError
-from tarn.journal.event_chunks import ReadOptions
-from tarn.journal.parser_pool import ParserPool
+from tarn.journal.parsing.event_chunks import ReadOptions
+from tarn.journal.parsing.parser_pool import ParserPool
 from tarn.model.names import DatasetName
 
 pytestmark = pytest.mark.xdist_group("fuzz")

@@ -12,8 +12,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
+from tarn.model.datasets.snapshot import File
 from tarn.model.ids import new_id
-from tarn.model.snapshot import File
 
 from tests.integrity.lakes import Lake
 from tests.journal.packing import pack_rows

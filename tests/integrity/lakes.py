@@ -24,14 +24,14 @@ from tarn.journal.batches import Batch, BatchWithEvents
 from tarn.lake import refs, snapshots
 from tarn.lake.commit import Build, SnapshotPublisher
 from tarn.lake.table_schemas import PARTITIONED
-from tarn.model.dataset import DatasetChange, NewDataset
-from tarn.model.finding import FindingKind
+from tarn.model.datasets.dataset import DatasetChange, NewDataset
+from tarn.model.datasets.finding import FindingKind
+from tarn.model.datasets.snapshot import File, Snapshot, SnapshotOperation, TableName
+from tarn.model.datasets.stage import NewStage
 from tarn.model.ids import new_id
-from tarn.model.job import VerifyOptions, VerifyResult
 from tarn.model.names import RefName
-from tarn.model.snapshot import File, Snapshot, SnapshotOperation, TableName
-from tarn.model.stage import NewStage
 from tarn.model.tenant import ADMIN
+from tarn.model.work.job import VerifyOptions, VerifyResult
 from tarn.pipeline.jobs.flush import Kernels
 from tarn.settings import Settings
 from tarn.storage.connection import Connection as Storage

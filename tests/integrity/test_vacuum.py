@@ -18,11 +18,11 @@ from tarn.errors import ManifestInvalid
 from tarn.integrity.vacuum import Vacuum
 from tarn.lake import refs
 from tarn.lake.commit import TABLES, SnapshotPublisher
-from tarn.model.dataset import DatasetChange
+from tarn.model.datasets.dataset import DatasetChange
+from tarn.model.datasets.snapshot import Snapshot, SnapshotOperation
 from tarn.model.ids import now
-from tarn.model.job import Progress, VacuumOptions
 from tarn.model.names import RefName
-from tarn.model.snapshot import Snapshot, SnapshotOperation
+from tarn.model.work.job import Progress, VacuumOptions
 from tarn.settings import Settings
 from tarn.storage.store import Store
 

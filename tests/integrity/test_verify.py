@@ -19,11 +19,11 @@ from tarn.integrity.verify import verify
 from tarn.lake import refs
 from tarn.lake.commit import TABLES, SnapshotPublisher
 from tarn.lake.leases import Leases
-from tarn.model.finding import FindingKind as Kind
-from tarn.model.job import CompactOptions, JobStopped, OptimizeOptions, Progress, VacuumOptions, VerifyOptions
+from tarn.model.datasets.finding import FindingKind as Kind
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.model.names import RefName
-from tarn.model.snapshot import Snapshot
 from tarn.model.tenant import ADMIN
+from tarn.model.work.job import CompactOptions, JobStopped, OptimizeOptions, Progress, VacuumOptions, VerifyOptions
 from tarn.pipeline.jobs.compact import Compact
 from tarn.pipeline.jobs.optimize import Optimize
 from tarn.pipeline.jobs.rewrite import Rewriter

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tarn.db.engine import Database
-from tarn.model.finding import FindingKind
+from tarn.model.datasets.finding import FindingKind
 from tarn.settings import Settings
 from tarn.storage.store import Store
 

@@ -7,9 +7,9 @@ from tarn.datasets.head import recorded_head
 from tarn.integrity.vacuum import Vacuum
 from tarn.lake import snapshots
 from tarn.lake.commit import TABLES, Build, StepCallback
+from tarn.model.datasets.snapshot import File, Snapshot, SnapshotOperation, TableName
 from tarn.model.ids import new_id
-from tarn.model.job import VacuumOptions, VacuumResult
-from tarn.model.snapshot import File, Snapshot, SnapshotOperation, TableName
+from tarn.model.work.job import VacuumOptions, VacuumResult
 from tarn.storage.store import Store
 
 from tests.faults.checks import history_of

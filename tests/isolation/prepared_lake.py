@@ -18,9 +18,9 @@ from tarn.db.engine import Database
 from tarn.db.tables import datasets as dataset_table
 from tarn.db.tables import idempotency, journal_batches, metadata, queue
 from tarn.main import build_services
-from tarn.model.export import ExportKind
-from tarn.model.job import ExportOptions, Operation
+from tarn.model.datasets.export import ExportKind
 from tarn.model.names import DatasetName, TenantName
+from tarn.model.work.job import ExportOptions, Operation
 from tarn.settings import load_settings
 from tarn.storage.connection import Connection
 from tarn.storage.lake_root import open_lake

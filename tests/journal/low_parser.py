@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Callable
 
-from tarn.journal import event_chunks, parser_pool
 from tarn.journal.formats import arrow, batch, record
-from tarn.journal.parser_process import ParserLimits, main
+from tarn.journal.parsing import event_chunks, parser_pool
+from tarn.journal.parsing.parser_process import ParserLimits, main
 
 CHUNK_ROWS, CHUNK_BYTES, BLOCK, ROWS, BYTES, LARGEST_BATCH = 12, 1500, 64, 5, 300, 2000
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 from sqlalchemy import delete, insert, select
 from tarn.db.engine import Database
 from tarn.db.tables import journal, journal_packs
-from tarn.journal.event_buffer import SCHEMA
 from tarn.journal.packs import encode
+from tarn.journal.parsing.event_buffer import SCHEMA
 
 
 def pack_rows(database: Database) -> None:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from adbc_driver_sqlite import dbapi
 from tarn.journal.bulk import copy_rows, insert_rows
-from tarn.journal.event_buffer import SCHEMA
+from tarn.journal.parsing.event_buffer import SCHEMA
 
 COMMON = {
     "batch": 7,

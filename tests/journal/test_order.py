@@ -10,9 +10,9 @@ from tarn.db.engine import Database
 from tarn.db.tables import journal_batches
 from tarn.journal import head
 from tarn.journal.batches import Batch
-from tarn.journal.event_buffer import Events
+from tarn.journal.parsing.event_buffer import Events
 from tarn.journal.writer import Writer
-from tarn.model.entity import Exploder
+from tarn.model.ftm.entity import Exploder
 from tarn.model.names import DatasetName
 from tarn.model.tenant import ADMIN
 from tarn.settings import Settings

@@ -12,8 +12,8 @@ from tarn.journal import batch_contents, batches, packs, segments
 from tarn.journal.expiry import sweep
 from tarn.journal.packs import DamagedPack, Pack, concerning, encode, within
 from tarn.journal.rejected import COLUMNS
+from tarn.model.datasets.shards import shard_of
 from tarn.model.ids import now
-from tarn.model.shards import shard_of
 
 from tests.in_process_api import InProcessApi
 from tests.journal.packing import as_batch, pack_rows

@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tarn.api.http import ingest
 from tarn.journal import formats
-from tarn.journal.event_buffer import Events
-from tarn.journal.event_chunks import BodyReader, ReadOptions, ReadReport
 from tarn.journal.formats.counting import Counted, RecordsLost
-from tarn.journal.parser_pool import BodyParser, ForkServer, ParserPool
-from tarn.model.entity import Exploder
+from tarn.journal.parsing.event_buffer import Events
+from tarn.journal.parsing.event_chunks import BodyReader, ReadOptions, ReadReport
+from tarn.journal.parsing.parser_pool import BodyParser, ForkServer, ParserPool
+from tarn.model.ftm.entity import Exploder
 from tarn.model.names import DatasetName
 
 from tests.in_process_api import ONE_DATABASE, InProcessApi
@@ -110,7 +110,7 @@ def low_parsers() -> Iterator[ParserPool]:
         module = "tests.journal.low_parser"
 
     with pytest.MonkeyPatch.context() as patch, closing(ParserPool(2, wait=120)) as parsers:
-        patch.setattr("tarn.journal.parser_pool.ForkServer", LowServer)
+        patch.setattr("tarn.journal.parsing.parser_pool.ForkServer", LowServer)
         patch.setenv("PYTHONPATH", os.getcwd(), prepend=os.pathsep)
         parsers.start()
         yield parsers
@@ -168,7 +168,7 @@ def test_request_stores_every_row_in_either_process(
     api.dataset("test")
     monkeypatch.setattr(ingest, "SMALL", small)
     monkeypatch.setattr(ingest, "SMALL_SECONDS", 60.0)
-    monkeypatch.setattr("tarn.journal.event_chunks.CHUNK_ROWS", 12)
+    monkeypatch.setattr("tarn.journal.parsing.event_chunks.CHUNK_ROWS", 12)
     rows = [
         {"entity_id": f"p{n}" if n != 3 else "", "schema": "Person", "prop": "name", "value": f"Name {n}"}
         for n in range(count)

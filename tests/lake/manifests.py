@@ -6,9 +6,7 @@ from typing import Any
 from tarn.datasets.registry import Dataset, find
 from tarn.db.engine import Database
 from tarn.lake import snapshots
-from tarn.model.ids import new_id
-from tarn.model.names import DatasetName
-from tarn.model.snapshot import (
+from tarn.model.datasets.snapshot import (
     Column,
     Components,
     Counts,
@@ -19,6 +17,8 @@ from tarn.model.snapshot import (
     Table,
     TableName,
 )
+from tarn.model.ids import new_id
+from tarn.model.names import DatasetName
 from tarn.storage.store import Store
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)

@@ -15,10 +15,10 @@ from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import datasets as table
 from tarn.errors import Unavailable
-from tarn.model.dataset import DatasetConfig
+from tarn.model.datasets.dataset import DatasetConfig
 from tarn.model.ids import parse_stamp
-from tarn.model.job import Progress
 from tarn.model.names import DatasetName, FileName
+from tarn.model.work.job import Progress
 from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.layout import DatasetLayout
 from tarn.storage.store import Store

@@ -4,7 +4,7 @@ import pytest
 from tarn.datasets.documents import read_document
 from tarn.errors import DocumentInvalid
 from tarn.lake import catalog
-from tarn.model.dataset import CatalogMetadata
+from tarn.model.datasets.dataset import CatalogMetadata
 from tarn.storage.layout import Layout
 from tarn.storage.store import Store
 

@@ -8,10 +8,10 @@ from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.lake import refs, retention, snapshots
 from tarn.lake.retention import PRESENT, HistoryStart, Keep
-from tarn.model.dataset import Retention
-from tarn.model.job import VacuumOptions
+from tarn.model.datasets.dataset import Retention
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.model.names import RefName
-from tarn.model.snapshot import Snapshot
+from tarn.model.work.job import VacuumOptions
 from tarn.storage.store import Store
 
 from tests.in_process_api import InProcessApi

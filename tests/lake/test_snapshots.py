@@ -10,7 +10,7 @@ from tarn.db.engine import Database
 from tarn.errors import ManifestInvalid, NoSnapshots, SnapshotNotFound
 from tarn.lake import snapshots
 from tarn.lake.snapshots import Named
-from tarn.model.snapshot import Head, Snapshot, SnapshotOperation
+from tarn.model.datasets.snapshot import Head, Snapshot, SnapshotOperation
 from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
 

@@ -7,9 +7,9 @@ from deltalake import DeltaTable
 from tarn.datasets.registry import Dataset
 from tarn.lake import delta_tables as delta
 from tarn.lake.delta_tables import NONE, DeltaStore
+from tarn.model.datasets.snapshot import File
 from tarn.model.ids import new_id
 from tarn.model.names import DatasetName
-from tarn.model.snapshot import File
 from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
 

@@ -4,7 +4,7 @@ from itertools import islice
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tarn.model.backoff import delays
+from tarn.model.work.backoff import delays
 
 
 def test_bounds_double_up_to_the_cap():

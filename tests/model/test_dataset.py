@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from tarn.model import document
-from tarn.model.dataset import (
+from tarn.model.datasets.dataset import (
     CatalogMetadata,
     DatasetChange,
     DatasetConfig,

@@ -10,8 +10,8 @@ from followthemoney.statement.statement import Statement
 from followthemoney.value import string_list
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tarn.model.entity import MOST_KNOWN, Exploder, truncated
-from tarn.model.statement import InvalidRecord, statement_id
+from tarn.model.ftm.entity import MOST_KNOWN, Exploder, truncated
+from tarn.model.ftm.statement import InvalidRecord, statement_id
 
 DATASET = Dataset({"name": "test", "title": "Test"})
 SCHEMATA = ["Person", "Company", "Payment", "Document", "Vessel", "Address", "Ownership", "Event"]

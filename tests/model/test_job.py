@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tarn.model.job import LONG_WAIT, MOST_ATTEMPTS, RETRY_BASE, RETRY_CAP, Operation
+from tarn.model.work.job import LONG_WAIT, MOST_ATTEMPTS, RETRY_BASE, RETRY_CAP, Operation
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 

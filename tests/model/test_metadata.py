@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tarn.model.stage import NewStage
+from tarn.model.datasets.stage import NewStage
 
 
 @pytest.mark.contract("M8")

@@ -1,7 +1,7 @@
 """Patterns of `like`: how they are parsed, and limits of their cost."""
 
 import pytest
-from tarn.model.pattern import LONGEST_PATTERN, LONGEST_WITH_SINGLES, MOST_SINGLES, Gap, check, parts
+from tarn.model.ftm.pattern import LONGEST_PATTERN, LONGEST_WITH_SINGLES, MOST_SINGLES, Gap, check, parts
 
 
 @pytest.mark.parametrize(

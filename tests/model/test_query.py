@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from followthemoney.types import registry
 from pydantic import TypeAdapter, ValidationError
 from tarn.api.http import problems
-from tarn.model.query import (
+from tarn.model.ftm.query import (
     OPS,
     And,
     Comparison,
@@ -24,7 +24,7 @@ from tarn.model.query import (
     Or,
     metric_name,
 )
-from tarn.model.query_fields import FieldName
+from tarn.model.ftm.query_fields import FieldName
 
 NAME: dict[str, Any] = {"field": "prop:name", "op": "eq", "value": "Ann"}
 

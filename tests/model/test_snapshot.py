@@ -11,10 +11,19 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from tarn.datasets.registry import Dataset
 from tarn.errors import ManifestInvalid
-from tarn.model.metadata import DEEPEST
+from tarn.model.datasets.metadata import DEEPEST
+from tarn.model.datasets.snapshot import (
+    Column,
+    Components,
+    Counts,
+    File,
+    IncludedBatch,
+    Snapshot,
+    SnapshotOperation,
+    Table,
+)
+from tarn.model.datasets.stage import NewStage, StageCommit
 from tarn.model.names import DatasetName
-from tarn.model.snapshot import Column, Components, Counts, File, IncludedBatch, Snapshot, SnapshotOperation, Table
-from tarn.model.stage import NewStage, StageCommit
 
 from tests.lake.manifests import build
 

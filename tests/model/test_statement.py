@@ -1,7 +1,7 @@
 """Statements: timestamps at the limits of the supported years."""
 
 import pytest
-from tarn.model.statement import InvalidRecord, microseconds
+from tarn.model.ftm.statement import InvalidRecord, microseconds
 from tarn.model.timestamps import FIRST_MOMENT, LAST_MOMENT
 
 

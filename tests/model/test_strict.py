@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tarn.model.dataset import Policy
-from tarn.model.job import CompactOptions, PurgeOptions, VacuumOptions
-from tarn.model.ref import NewRef
-from tarn.model.stage import StageCommit
+from tarn.model.datasets.dataset import Policy
+from tarn.model.datasets.ref import NewRef
+from tarn.model.datasets.stage import StageCommit
 from tarn.model.tenant import NewGrant, NewKey, NewLimits, Strict
+from tarn.model.work.job import CompactOptions, PurgeOptions, VacuumOptions
 
 
 @pytest.mark.parametrize(

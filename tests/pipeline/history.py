@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import Dataset
 from tarn.lake import snapshots
-from tarn.model.snapshot import Snapshot, TableName
+from tarn.model.datasets.snapshot import Snapshot, TableName
 from tarn.storage.store import Store
 
 from tests.in_process_api import InProcessApi

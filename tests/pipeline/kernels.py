@@ -13,7 +13,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 from tarn.errors import Internal, TarnError
-from tarn.model.schema_buckets import buckets
+from tarn.model.ftm.schema_buckets import buckets
 from tarn.pipeline.tasks.journal_slice import Journal, JournalSlice
 from tarn.pipeline.tasks.kernel import Kernel
 from tarn.pipeline.tasks.merge_files import FoldRange

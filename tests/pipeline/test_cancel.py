@@ -11,14 +11,14 @@ from typing import Any
 
 import duckdb
 import pytest
-from tarn.archive.fetch import Fetcher
-from tarn.archive.sources import ListingFailure
+from tarn.archive.fetching.fetch import Fetcher
+from tarn.archive.fetching.sources import ListingFailure
 from tarn.datasets.registry import Dataset
 from tarn.errors import SourceFailed
 from tarn.integrity import row_checks
-from tarn.model.cancellation import Cancellation, check, checked, current
-from tarn.model.job import JobStopped
-from tarn.model.schema_buckets import buckets
+from tarn.model.ftm.schema_buckets import buckets
+from tarn.model.work.cancellation import Cancellation, check, checked, current
+from tarn.model.work.job import JobStopped
 from tarn.pipeline.tasks.data_files import FilePuts
 from tarn.pipeline.tasks.journal_slice import Journal
 from tarn.pipeline.tasks.task import TaskContext

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import func, select
-from tarn.archive.fetch import Fetcher
-from tarn.archive.sources import Source
+from tarn.archive.fetching.fetch import Fetcher
+from tarn.archive.fetching.sources import Source
 from tarn.db.tables import file_puts, journal_batches
 from tarn.pipeline.tasks import crawl_files
 from tarn.pipeline.tasks.crawl_files import fetch_files

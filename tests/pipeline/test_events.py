@@ -8,8 +8,8 @@ from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import Dataset
 from tarn.db import outbox
 from tarn.lake.commit import SnapshotPublisher
-from tarn.model.export import ExportKind
-from tarn.model.job import MakeOptions
+from tarn.model.datasets.export import ExportKind
+from tarn.model.work.job import MakeOptions
 from tarn.pipeline.jobs.flush import Flush
 
 from tests.in_process_api import ONE_DATABASE, InProcessApi

@@ -23,9 +23,10 @@ from tarn.db.tables import exports as exports_table
 from tarn.db.tables import snapshots as history
 from tarn.integrity.vacuum import Vacuum
 from tarn.lake.commit import SnapshotPublisher
-from tarn.model.export import ExportKind, OmittedEdges
+from tarn.model.datasets.export import ExportKind, OmittedEdges
+from tarn.model.ftm.statistics import Statistics
 from tarn.model.ids import now
-from tarn.model.job import (
+from tarn.model.work.job import (
     CompactOptions,
     ExportOptions,
     ExportResult,
@@ -36,7 +37,6 @@ from tarn.model.job import (
     ResumeLater,
     SkippedExport,
 )
-from tarn.model.statistics import Statistics
 from tarn.pipeline.jobs import export
 from tarn.pipeline.jobs.compact import Compact
 from tarn.pipeline.jobs.export import Exports
@@ -44,7 +44,7 @@ from tarn.pipeline.jobs.flush import Flush
 from tarn.pipeline.jobs.purge import Purge
 from tarn.pipeline.jobs.rewrite import Rewriter
 from tarn.pipeline.tasks.task import Task
-from tarn.query.active_reads import ActiveReads
+from tarn.query.engine.active_reads import ActiveReads
 
 from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.pipeline.kernels import DirectKernels

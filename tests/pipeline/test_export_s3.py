@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from tarn.datasets.registry import Dataset
-from tarn.model.export import ExportKind
-from tarn.model.job import MakeOptions
+from tarn.model.datasets.export import ExportKind
+from tarn.model.work.job import MakeOptions
 from tarn.settings import Settings
 
 from tests.in_process_api import ONE_DATABASE, InProcessApi

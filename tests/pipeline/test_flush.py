@@ -19,7 +19,7 @@ from tarn.errors import Locked
 from tarn.lake.commit import TABLES, SnapshotPublisher
 from tarn.lake.leases import Leases
 from tarn.lake.table_schemas import PARTITIONED
-from tarn.model.snapshot import Snapshot
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.pipeline.jobs import flush_plan
 from tarn.pipeline.jobs.flush import Flush
 from tarn.storage.fault_injection import FaultyStore

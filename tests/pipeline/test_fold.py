@@ -9,11 +9,11 @@ import pytest
 from tarn.access.audit import AuditedAction
 from tarn.datasets.registry import Dataset
 from tarn.journal.batches import Batch
-from tarn.journal.event_buffer import Events
+from tarn.journal.parsing.event_buffer import Events
 from tarn.lake.commit import SnapshotPublisher
 from tarn.lake.live.reference import Event, Statement, fold
-from tarn.model.snapshot import Snapshot
-from tarn.model.statement import StatementRow, statement_id
+from tarn.model.datasets.snapshot import Snapshot
+from tarn.model.ftm.statement import StatementRow, statement_id
 from tarn.model.tenant import ADMIN
 from tarn.pipeline.jobs.flush import Flush
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import text
 from tarn.datasets.registry import Dataset
-from tarn.model.shards import ALL_SHARDS
+from tarn.model.datasets.shards import ALL_SHARDS
 from tarn.pipeline.tasks.journal_slice import COLUMNS, SAMPLE, Journal, JournalSlice
 from tarn.settings import Settings
 

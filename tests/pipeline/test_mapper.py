@@ -13,8 +13,8 @@ from followthemoney.property import Property
 from followthemoney.util import sanitize_text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tarn.model.entity import Exploder
-from tarn.model.mapping import MappingDocument
+from tarn.model.ftm.entity import Exploder
+from tarn.model.ftm.mapping import MappingDocument
 from tarn.model.names import DatasetName
 from tarn.pipeline.tasks import mapper
 from tarn.pipeline.tasks.mapper import Mapper

@@ -20,8 +20,8 @@ from sqlalchemy import func, select
 from tarn.datasets.registry import Dataset
 from tarn.db.tables import journal, journal_batches, journal_packs, tags
 from tarn.errors import QuotaExceeded, TarnError, Unavailable
-from tarn.model.job import Job, JobStopped, MappingOptions, MappingResult
 from tarn.model.names import Checksum
+from tarn.model.work.job import Job, JobStopped, MappingOptions, MappingResult
 from tarn.pipeline.jobs import mapping as processing
 from tarn.pipeline.jobs.mapping import UNCHANGED, Mappings
 from tarn.pipeline.tasks.task import Task

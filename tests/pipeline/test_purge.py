@@ -11,9 +11,9 @@ from tarn.errors import SnapshotGone
 from tarn.integrity.vacuum import Vacuum
 from tarn.lake import refs, snapshots
 from tarn.lake.commit import SnapshotPublisher
-from tarn.model.job import PurgeOptions
+from tarn.model.datasets.snapshot import Snapshot, SnapshotOperation
 from tarn.model.names import RefName
-from tarn.model.snapshot import Snapshot, SnapshotOperation
+from tarn.model.work.job import PurgeOptions
 from tarn.pipeline.jobs.flush import Flush
 from tarn.pipeline.jobs.purge import Purge
 from tarn.pipeline.jobs.rewrite import Rewriter

@@ -8,7 +8,7 @@ from sqlalchemy.event import listen
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import journal_rejected
-from tarn.model.snapshot import Snapshot
+from tarn.model.datasets.snapshot import Snapshot
 
 from tests.in_process_api import InProcessApi
 from tests.pipeline.history import head, stored

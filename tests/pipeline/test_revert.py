@@ -9,8 +9,8 @@ from tarn.datasets.registry import Dataset
 from tarn.errors import SnapshotNotFound
 from tarn.lake import snapshots
 from tarn.lake.commit import SnapshotPublisher
-from tarn.model.job import CompactOptions, RevertOptions
-from tarn.model.snapshot import Snapshot, SnapshotOperation
+from tarn.model.datasets.snapshot import Snapshot, SnapshotOperation
+from tarn.model.work.job import CompactOptions, RevertOptions
 from tarn.pipeline.jobs.compact import Compact
 from tarn.pipeline.jobs.flush import Flush
 from tarn.pipeline.jobs.revert import Revert

@@ -11,10 +11,10 @@ from tarn.datasets.registry import Dataset
 from tarn.journal.batches import Batch
 from tarn.lake.commit import TABLES, SnapshotPublisher
 from tarn.lake.table_schemas import PARTITIONED
-from tarn.model.job import CompactOptions, OptimizeOptions
-from tarn.model.ranges import EVERYTHING, Range
-from tarn.model.snapshot import Column, File, Snapshot, SnapshotOperation, TableName
+from tarn.model.datasets.ranges import EVERYTHING, Range
+from tarn.model.datasets.snapshot import Column, File, Snapshot, SnapshotOperation, TableName
 from tarn.model.tenant import ADMIN
+from tarn.model.work.job import CompactOptions, OptimizeOptions
 from tarn.pipeline.jobs.compact import Compact, plan_folds, ranges_to_fold
 from tarn.pipeline.jobs.optimize import Optimize, bins
 from tarn.pipeline.jobs.rewrite import Rewriter

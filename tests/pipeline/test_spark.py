@@ -14,8 +14,8 @@ import orjson
 import pytest
 from tarn.datasets.registry import Dataset
 from tarn.errors import Internal, Unavailable
-from tarn.model.schema_buckets import buckets
-from tarn.model.snapshot import Snapshot
+from tarn.model.datasets.snapshot import Snapshot
+from tarn.model.ftm.schema_buckets import buckets
 from tarn.pipeline.session import Sessions
 from tarn.pipeline.spark_runner import SparkKernels
 from tarn.pipeline.tasks.journal_slice import Journal

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from tarn.datasets.registry import Dataset
 from tarn.errors import Unavailable
-from tarn.model.schema_buckets import buckets
+from tarn.model.ftm.schema_buckets import buckets
 from tarn.pipeline.session import Sessions
 from tarn.pipeline.spark_runner import SparkKernels
 from tarn.pipeline.tasks.journal_slice import Journal

@@ -9,9 +9,9 @@ from tarn.datasets.registry import Dataset
 from tarn.journal.batches import Batch
 from tarn.lake import snapshots
 from tarn.lake.commit import SnapshotPublisher
-from tarn.model.job import CompactOptions, CompactResult, OptimizeOptions, OptimizeResult, Progress
-from tarn.model.snapshot import Snapshot
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.model.tenant import ADMIN
+from tarn.model.work.job import CompactOptions, CompactResult, OptimizeOptions, OptimizeResult, Progress
 from tarn.pipeline.jobs.compact import Compact as Compaction
 from tarn.pipeline.jobs.flush import Flush as Flushing
 from tarn.pipeline.jobs.flush import Kernels

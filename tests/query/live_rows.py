@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import duckdb
-from tarn.model.statement import microseconds
+from tarn.model.ftm.statement import microseconds
 
 
 class Row(NamedTuple):

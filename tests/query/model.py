@@ -9,8 +9,8 @@ from typing import Any
 from followthemoney.model import Model as Ftm
 from followthemoney.types import registry
 from hypothesis import strategies as st
-from tarn.model.statement import statement_id
-from tarn.query.assembly import Row, entity_line
+from tarn.model.ftm.statement import statement_id
+from tarn.query.output.assembly import Row, entity_line
 
 from tests.pipeline.history import Expected
 

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 from tarn.datasets.registry import Dataset
-from tarn.model.query import EntityAggregate, Node
-from tarn.model.query_fields import SortKey
+from tarn.model.ftm.query import EntityAggregate, Node
+from tarn.model.ftm.query_fields import SortKey
 from tarn.query import delete_counts, entities, statements
-from tarn.query.assembly import Row
+from tarn.query.output.assembly import Row
+from tarn.query.output.statement_formats import ARROW, CSV, FORMATS, NDJSON, PARQUET
 from tarn.query.reader import NOW, Reader, Reading, RequestedState
 from tarn.query.sorting import Sorting
-from tarn.query.statement_formats import ARROW, CSV, FORMATS, NDJSON, PARQUET
 from tarn.query.statements import StatementFilter
 
 from tests.query.model import NAMES, ORIGINS, Matches, Model, ids_of, last_seen, shown, values

@@ -9,8 +9,8 @@ from tarn.db.engine import Database
 from tarn.db.reader_heartbeats import ReaderHeartbeat
 from tarn.errors import SnapshotNotFound
 from tarn.lake.active_readers import UNKNOWN, oldest_reported, oldest_running
-from tarn.model.snapshot import Snapshot
-from tarn.query.active_reads import ActiveReadReporter, ActiveReads
+from tarn.model.datasets.snapshot import Snapshot
+from tarn.query.engine.active_reads import ActiveReadReporter, ActiveReads
 from tarn.query.reader import Reader, RequestedState
 from tarn.settings import Settings
 

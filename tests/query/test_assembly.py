@@ -16,9 +16,9 @@ from followthemoney.statement.entity import StatementEntity
 from followthemoney.statement.statement import Statement
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tarn.model.statement import statement_id
+from tarn.model.ftm.statement import statement_id
 from tarn.model.timestamps import FIRST_MOMENT, LAST_MOMENT
-from tarn.query.assembly import Row, entity_line, entity_lines, ndjson
+from tarn.query.output.assembly import Row, entity_line, entity_lines, ndjson
 
 LIVE = pa.schema(
     [(name, pa.string()) for name in ("dataset", "canonical_id", "entity_id")]

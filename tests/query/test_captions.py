@@ -1,7 +1,7 @@
 """Choice of an entity's caption among its names."""
 
 from rigour.names.pick import pick_name
-from tarn.query.captions import MAX_CHARACTERS, CaptionCandidate, choose_caption
+from tarn.query.output.captions import MAX_CHARACTERS, CaptionCandidate, choose_caption
 
 
 def candidates(*names: str) -> list[CaptionCandidate]:

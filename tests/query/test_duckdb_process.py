@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from tarn.child_process import LOW_PRIORITY
 from tarn.errors import Unavailable
-from tarn.query.duckdb_process import CACHED_BYTES, ArrowFileCache, register_table
-from tarn.query.engine import Engine, ProcessEngine
+from tarn.query.engine.duckdb_process import CACHED_BYTES, ArrowFileCache, register_table
+from tarn.query.engine.engine import Engine, ProcessEngine
 from tarn.settings import Settings
 from tarn.storage.connection import Connection
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tarn.query.engine import Engine
+from tarn.query.engine.engine import Engine
 from tarn.settings import Settings
 from tarn.storage.connection import Connection
 

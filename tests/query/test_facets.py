@@ -7,7 +7,7 @@ import duckdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tarn.model.query import EntityAggregate, Facet
+from tarn.model.ftm.query import EntityAggregate, Facet
 from tarn.query.facets import facets, to_facets
 
 from tests.query.live_rows import Row, engine, fill, moment

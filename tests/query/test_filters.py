@@ -9,7 +9,7 @@ from followthemoney.model import Model
 from followthemoney.types import registry
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tarn.model.query import OPS, And, Comparison, Not, Op, Or
+from tarn.model.ftm.query import OPS, And, Comparison, Not, Op, Or
 from tarn.query.filters import compile, named_ids
 
 from tests.query.live_rows import Row, engine, fill, ids, moment

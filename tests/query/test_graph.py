@@ -14,9 +14,9 @@ from followthemoney.proxy import EntityProxy
 from followthemoney.types import registry
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tarn.model.export import OmittedEdges
-from tarn.query import graph
-from tarn.query.assembly import entity_lines
+from tarn.model.datasets.export import OmittedEdges
+from tarn.query.output import graph
+from tarn.query.output.assembly import entity_lines
 
 from tests.query.live_rows import Row, engine, fill
 from tests.query.test_assembly import AWKWARD

@@ -8,8 +8,8 @@ from datetime import timedelta
 from itertools import pairwise
 
 from hypothesis import HealthCheck, Phase, given, settings
-from tarn.model.ranges import EVERYTHING, Range
-from tarn.model.statistics import Statistics
+from tarn.model.datasets.ranges import EVERYTHING, Range
+from tarn.model.ftm.statistics import Statistics
 from tarn.query import diff
 from tarn.query.incremental_statistics import count_changed
 from tarn.query.reader import Reading, RequestedState

@@ -5,8 +5,8 @@ from typing import Any
 import orjson
 from hypothesis import given
 from tarn.datasets.registry import Dataset
-from tarn.model.entity import Exploder
-from tarn.model.statement import statement_id
+from tarn.model.ftm.entity import Exploder
+from tarn.model.ftm.statement import statement_id
 
 from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import DirectKernels

@@ -1,7 +1,7 @@
 """The relation `live`: the files that it reads, and bounds that never hide a row."""
 
 import pytest
-from tarn.model.snapshot import Column, Snapshot, Table
+from tarn.model.datasets.snapshot import Column, Snapshot, Table
 from tarn.query.planner import ScanPlan
 from tarn.query.reader import NOW, Reading, RequestedState
 from tarn.query.views import View

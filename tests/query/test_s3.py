@@ -17,12 +17,12 @@ from pydantic import SecretStr
 from tarn.datasets.registry import Dataset
 from tarn.errors import Unavailable
 from tarn.main import build_services
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.model.ids import now
-from tarn.model.snapshot import Snapshot
 from tarn.query import statements
-from tarn.query.engine import Engine, duckdb_errors_converted
+from tarn.query.engine.engine import Engine, duckdb_errors_converted
+from tarn.query.output.statement_formats import CSV
 from tarn.query.reader import NOW
-from tarn.query.statement_formats import CSV
 from tarn.query.statements import StatementFilter
 from tarn.settings import Settings
 from tarn.storage import connection as limits

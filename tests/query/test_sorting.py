@@ -8,7 +8,7 @@ import pytest
 from followthemoney.types import registry
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tarn.model.query_fields import SortKey
+from tarn.model.ftm.query_fields import SortKey
 from tarn.query.sorting import InvalidPosition, Sorting
 
 from tests.query.live_rows import Row, engine, fill, moment

@@ -14,9 +14,9 @@ import pytest
 from followthemoney.statement.serialize import CSV_COLUMNS, read_csv_statements, read_json_statements
 from followthemoney.statement.statement import Statement
 from hypothesis import given, settings
-from tarn.query.assembly import Row
-from tarn.query.column_text import fetch_tables
-from tarn.query.statement_formats import ARROW, CSV, FORMATS, JSON_COLUMNS, NDJSON, PARQUET, statement_rows
+from tarn.query.output.assembly import Row
+from tarn.query.output.column_text import fetch_tables
+from tarn.query.output.statement_formats import ARROW, CSV, FORMATS, JSON_COLUMNS, NDJSON, PARQUET, statement_rows
 
 from tests.query.test_assembly import AWKWARD, iso, relation, row, statements
 

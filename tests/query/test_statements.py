@@ -5,7 +5,7 @@ from itertools import islice
 
 import duckdb
 import pytest
-from tarn.query.column_text import fetch_tables
+from tarn.query.output.column_text import fetch_tables
 from tarn.query.statements import StatementPosition, sorted_rows
 
 QUERY = "SELECT * FROM live"

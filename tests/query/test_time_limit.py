@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 from tarn.api.http.reads.read_requests import ClientWatch
 from tarn.errors import QueryTimeout, Unavailable
-from tarn.model.query import Op
-from tarn.query.duckdb_process import DuckdbSession, register_table
-from tarn.query.engine import Engine, IsolatedEngine, ProcessEngine
+from tarn.model.ftm.query import Op
+from tarn.query.engine.duckdb_process import DuckdbSession, register_table
+from tarn.query.engine.engine import Engine, IsolatedEngine, ProcessEngine
+from tarn.query.engine.tenant_isolation import SECONDS, IsolatedTenants
 from tarn.query.filters import CALLS, _expression
 from tarn.query.reader import Reading
-from tarn.query.tenant_isolation import SECONDS, IsolatedTenants
 from tarn.settings import Settings
 from tarn.storage.connection import Connection
 
@@ -133,7 +133,7 @@ def test_credentials_that_change_long_after_the_start_are_used(engine: ProcessEn
 def test_start_timeout_is_retryable_and_not_a_query_timeout(engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch):
     assert answers(engine)
     engine._keys = cast("Any", "others")
-    monkeypatch.setattr("tarn.query.engine.START_SECONDS", 0)
+    monkeypatch.setattr("tarn.query.engine.engine.START_SECONDS", 0)
 
     with pytest.raises(Unavailable):
         answers(engine)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from tarn.query.statement_formats import FORMATS
+from tarn.query.output.statement_formats import FORMATS
 
 from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import DirectKernels

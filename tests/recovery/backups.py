@@ -11,10 +11,10 @@ from tarn.db.engine import Database
 from tarn.db.tables import lake
 from tarn.db.upsert import upsert
 from tarn.integrity.verify import verify
-from tarn.model.finding import Finding
-from tarn.model.job import VerifyOptions
-from tarn.model.recovery import BackupManifest, Reconciled, Reconciliation
-from tarn.query.active_reads import hold_snapshots
+from tarn.model.datasets.finding import Finding
+from tarn.model.datasets.recovery import BackupManifest, Reconciled, Reconciliation
+from tarn.model.work.job import VerifyOptions
+from tarn.query.engine.active_reads import hold_snapshots
 from tarn.recovery.backup import Backup
 from tarn.recovery.reconcile import Reconcile
 from tarn.recovery.restore import Restore

@@ -16,10 +16,10 @@ from tarn.db import dump, migrate
 from tarn.db.engine import Database
 from tarn.db.tables import webhooks
 from tarn.errors import StartRefused
+from tarn.model.datasets.recovery import Losses
 from tarn.model.file import NewFile
 from tarn.model.ids import now
 from tarn.model.names import FilePath
-from tarn.model.recovery import Losses
 from tarn.model.tenant import ADMIN
 from tarn.recovery.backup import Backup
 from tarn.settings import Settings

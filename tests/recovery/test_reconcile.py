@@ -9,10 +9,10 @@ from sqlalchemy import text
 from tarn.errors import StartRefused
 from tarn.journal import segments
 from tarn.lake import refs
+from tarn.model.datasets.recovery import Losses, Reconciled
 from tarn.model.names import RefName
-from tarn.model.recovery import Losses, Reconciled
 from tarn.model.tenant import ADMIN
-from tarn.query.active_reads import hold_snapshots
+from tarn.query.engine.active_reads import hold_snapshots
 from tarn.recovery.reconcile import require_no_heartbeats
 
 from tests.faults.checks import check, check_now, history_of

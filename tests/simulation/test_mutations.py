@@ -16,7 +16,7 @@ from tarn.lake import commit, snapshots
 from tarn.lake.commit import SnapshotPublisher
 from tarn.lake.delta_tables import NONE
 from tarn.lake.leases import Lease
-from tarn.model.snapshot import Head, Snapshot, TableName
+from tarn.model.datasets.snapshot import Head, Snapshot, TableName
 
 from tests.simulation.simulation import Simulation, SimulationFailed
 

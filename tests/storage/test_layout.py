@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta, timezone
 
-from tarn.model.export import ExportKind
+from tarn.model.datasets.export import ExportKind
 from tarn.model.names import LAKEHOUSE, Checksum, DatasetName, FileName, LockName, Origin, RefName, TagKey, TenantName
 from tarn.storage.layout import DatasetLayout, Layout, data_file
 

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from tarn.errors import VersionNotFound
-from tarn.model.dataset import Version
-from tarn.model.export import ExportKind
+from tarn.model.datasets.dataset import Version
+from tarn.model.datasets.export import ExportKind
 from tarn.model.ids import stamp
 from tarn.model.names import DatasetName, FileName
 from tarn.storage.fault_injection import FaultyStore

@@ -13,8 +13,8 @@ from tarn.db import migrate
 from tarn.db.engine import Database
 from tarn.db.tables import metadata
 from tarn.integrity.verify import verify
-from tarn.model.job import VerifyOptions
-from tarn.model.snapshot import Snapshot
+from tarn.model.datasets.snapshot import Snapshot
+from tarn.model.work.job import VerifyOptions
 
 from tests.conftest import copied_postgresql
 from tests.in_process_api import InProcessApi

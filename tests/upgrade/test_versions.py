@@ -20,11 +20,11 @@ from tarn.db.tables import events as events_table
 from tarn.db.tables import jobs as jobs_table
 from tarn.db.tables import readers as readers_table
 from tarn.errors import ManifestInvalid, StartRefused
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.model.ids import new_id, now
-from tarn.model.job import JobState, Operation
 from tarn.model.names import DatasetName
-from tarn.model.snapshot import Snapshot
-from tarn.query.active_reads import ActiveReadReporter, ActiveReads
+from tarn.model.work.job import JobState, Operation
+from tarn.query.engine.active_reads import ActiveReadReporter, ActiveReads
 from tarn.settings import Settings
 from tarn.storage.lake_root import open_lake
 from tarn.storage.layout import Layout

@@ -11,9 +11,9 @@ from tarn.db.engine import Database
 from tarn.db.tables import journal_batches, journal_head, snapshot_heads, snapshots
 from tarn.errors import TarnError
 from tarn.journal import head
-from tarn.model.flush import FlushOutcome, FlushProgress
+from tarn.model.datasets.flush import FlushOutcome, FlushProgress
+from tarn.model.datasets.snapshot import Counts, Snapshot
 from tarn.model.ids import new_id, now
-from tarn.model.snapshot import Counts, Snapshot
 
 from tests.in_process_api import InProcessApi
 

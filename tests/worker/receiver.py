@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tarn.model.webhook import EVENT_HEADER, SIGNATURE_HEADER, TIME_HEADER, signature
+from tarn.model.work.webhook import EVENT_HEADER, SIGNATURE_HEADER, TIME_HEADER, signature
 
 SECRET = "sixteen characters at least"
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
-from tarn.archive.addresses import resolve_by_system
-from tarn.archive.dns import Resolve
+from tarn.archive.fetching.addresses import resolve_by_system
+from tarn.archive.fetching.dns import Resolve
 from tarn.db import outbox
 from tarn.db.tables import webhooks as table
-from tarn.model.event import EventKind
 from tarn.model.ids import now
+from tarn.model.work.event import EventKind
 from tarn.settings import Settings
 from tarn.worker import deliveries
 from tarn.worker.deliveries import Deliveries

@@ -10,8 +10,8 @@ from tarn.db.tables import datasets, journal_batches, journal_head
 from tarn.db.tables import jobs as jobs_table
 from tarn.errors import Locked
 from tarn.model.ids import new_id, now
-from tarn.model.job import JobState, Operation
-from tarn.model.round_robin import round_robin
+from tarn.model.work.job import JobState, Operation
+from tarn.model.work.round_robin import round_robin
 from tarn.settings import Settings
 from tarn.storage.store import Store
 from tarn.worker.flusher import SparkFlusher

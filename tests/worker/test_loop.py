@@ -9,7 +9,7 @@ from tarn.db import worker_heartbeats
 from tarn.db.tables import workers as workers_table
 from tarn.errors import StorageFull, Unavailable
 from tarn.model.ids import now
-from tarn.model.job import Job
+from tarn.model.work.job import Job
 from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
 from tarn.worker import loop

@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 import pytest
 from sqlalchemy import select, update
-from tarn.archive.fetch import Fetcher
+from tarn.archive.fetching.fetch import Fetcher
 from tarn.coordination import queue
 from tarn.datasets.registry import Dataset
 from tarn.db.tables import queue as queue_table
 from tarn.db.tables import queue_heads
 from tarn.model.ids import new_id, now
-from tarn.model.job import MOST_ATTEMPTS
+from tarn.model.work.job import MOST_ATTEMPTS
 from tarn.storage.fault_injection import Gate
 from tarn.worker.queue import ITEMS_PER_DATASET, Consumer
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tarn.db import jobs
 from tarn.db.engine import Database
-from tarn.model.job import Job, Operation, Report, VerifyResult
+from tarn.model.work.job import Job, Operation, Report, VerifyResult
 
 from tests.in_process_api import InProcessApi
 from tests.waiting import wait_until

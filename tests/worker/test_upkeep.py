@@ -14,9 +14,9 @@ from tarn.db import jobs
 from tarn.db.tables import exports, uploads
 from tarn.db.tables import jobs as jobs_table
 from tarn.db.tables import snapshots as history
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.model.ids import now
-from tarn.model.job import Operation
-from tarn.model.snapshot import Snapshot
+from tarn.model.work.job import Operation
 from tarn.worker.flusher import SparkFlusher
 from tarn.worker.loop import Worker
 from tarn.worker.maintenance_schedule import MANY_FILES, PAST, MaintenanceSchedule

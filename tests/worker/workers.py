@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import update
 from tarn.db.tables import jobs
-from tarn.model.flush import Flusher
+from tarn.model.datasets.flush import Flusher
 from tarn.model.ids import now
-from tarn.model.job import Maintainer
+from tarn.model.work.job import Maintainer
 from tarn.worker.loop import Worker
 from tarn.worker.queue import Consumer
 

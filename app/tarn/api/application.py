@@ -40,7 +40,7 @@ from tarn.api.routes import (
     webhooks,
 )
 from tarn.memory import PeriodicTrim
-from tarn.query.active_reads import ActiveReadReporter
+from tarn.query.engine.active_reads import ActiveReadReporter
 
 TITLE, VERSION, ABOUT = "Tarn", "1", "A lakehouse for FollowTheMoney data."
 

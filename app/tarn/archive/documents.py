@@ -8,10 +8,10 @@ import re
 from typing import Any
 
 from tarn.archive.mime import TEXTUAL, UNKNOWN
-from tarn.model.entity import Exploded
 from tarn.model.file import ArchiveFile
+from tarn.model.ftm.entity import Exploded
+from tarn.model.ftm.omissions import Omissions
 from tarn.model.names import DatasetName, FilePath
-from tarn.model.omissions import Omissions
 
 Entity = dict[str, Any]
 

@@ -21,10 +21,10 @@ from tarn.db.engine import Database
 from tarn.db.tables import datasets, file_puts, files, tags, uploads
 from tarn.errors import DatasetNotFound, FileNotFound
 from tarn.journal.head import touch
-from tarn.model.event import MOST_FILES, EventKind
 from tarn.model.file import ArchiveFile, file_id
 from tarn.model.ids import new_id, now
 from tarn.model.names import LAKEHOUSE, Checksum, FileId, FilePath, TenantName
+from tarn.model.work.event import MOST_FILES, EventKind
 from tarn.settings import Settings
 
 LAST_UPDATED = "archive/last_updated"

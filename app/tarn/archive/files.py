@@ -24,7 +24,7 @@ from tarn.datasets.documents import require_alive
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.errors import BodyTooLarge, FieldError, FileNotFound, PathExists, SchemaViolation, TarnError, Unavailable
-from tarn.journal.event_chunks import DEFAULT_ORIGIN
+from tarn.journal.parsing.event_chunks import DEFAULT_ORIGIN
 from tarn.model.file import ArchiveFile, NewFile, file_id
 from tarn.model.ids import new_id, now
 from tarn.model.names import Checksum, FileId, FilePath, Origin, TenantName

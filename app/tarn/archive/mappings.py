@@ -17,8 +17,8 @@ from tarn.db.tables import mapping_runs
 from tarn.db.upsert import upsert
 from tarn.errors import MappingNotFound, PreconditionFailed
 from tarn.journal import head
-from tarn.model.dataset import etag, matches, matches_none_match
-from tarn.model.mapping import MappingDocument, tag_of
+from tarn.model.datasets.dataset import etag, matches, matches_none_match
+from tarn.model.ftm.mapping import MappingDocument, tag_of
 from tarn.model.names import Checksum
 from tarn.storage.store import Missing, Store
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from tarn.coordination import webhooks
 from tarn.db import worker_heartbeats, workload
 from tarn.db.engine import Database
-from tarn.model.workload import Done, Waiting
+from tarn.model.work.workload import Done, Waiting
 
 
 class DatabaseMetrics(NamedTuple):

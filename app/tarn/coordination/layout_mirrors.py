@@ -14,10 +14,10 @@ from tarn.db.engine import Database
 from tarn.db.tables import locks as locks_table
 from tarn.db.tables import queue as queue_table
 from tarn.db.tables import tags as tags_table
+from tarn.model.datasets.tag import Tag
 from tarn.model.ids import now
-from tarn.model.lock import HeldLock
 from tarn.model.names import LAKEHOUSE, LockName, TagKey, TenantName
-from tarn.model.tag import Tag
+from tarn.model.work.lock import HeldLock
 from tarn.storage.store import Store
 
 GRACE = timedelta(minutes=1)

@@ -21,8 +21,8 @@ from tarn.db.lease import LeaseColumns
 from tarn.db.tables import datasets, locks
 from tarn.errors import Locked, LockLost, LockNotFound, QuotaExceeded, TarnError
 from tarn.model.ids import new_id
-from tarn.model.lock import AnyLock, HeldLock, Lock, NewLock
 from tarn.model.names import LockName, TenantName
+from tarn.model.work.lock import AnyLock, HeldLock, Lock, NewLock
 from tarn.storage.store import Store
 
 log = structlog.get_logger(__name__)

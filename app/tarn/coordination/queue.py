@@ -37,11 +37,11 @@ from tarn.errors import (
     SchemaViolation,
     TarnError,
 )
-from tarn.model.event import EventKind
 from tarn.model.ids import new_id
-from tarn.model.job import MOST_ATTEMPTS, retry_time
 from tarn.model.names import DatasetName, TenantName
-from tarn.model.queue import NewQueueItem, QueueItem, QueueItemState, TakenQueueItem
+from tarn.model.work.event import EventKind
+from tarn.model.work.job import MOST_ATTEMPTS, retry_time
+from tarn.model.work.queue import NewQueueItem, QueueItem, QueueItemState, TakenQueueItem
 from tarn.settings import Settings
 from tarn.storage.layout import DatasetLayout
 from tarn.storage.store import Store

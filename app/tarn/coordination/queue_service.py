@@ -10,7 +10,7 @@ from tarn.db import idempotency
 from tarn.db.engine import Database
 from tarn.db.idempotency import IdempotencyKey, StoreAnswer
 from tarn.model.names import TenantName
-from tarn.model.queue import NewQueueItem, QueueItem, QueueItemState, TakenQueueItem
+from tarn.model.work.queue import NewQueueItem, QueueItem, QueueItemState, TakenQueueItem
 from tarn.settings import Settings
 from tarn.storage.store import Store
 

@@ -16,9 +16,9 @@ from tarn.db.engine import Database
 from tarn.db.tables import tags
 from tarn.db.upsert import upsert
 from tarn.errors import AlreadyExists, Forbidden, QuotaExceeded, TagNotFound, TarnError
+from tarn.model.datasets.tag import CORE, Latest, NewTag, Tag, is_core, newer_tags
 from tarn.model.ids import now
 from tarn.model.names import LAKEHOUSE, TagKey, TenantName
-from tarn.model.tag import CORE, Latest, NewTag, Tag, is_core, newer_tags
 from tarn.storage.store import Store
 
 log = structlog.get_logger(__name__)

@@ -22,11 +22,11 @@ from tarn.db.outbox import OutboxEvent
 from tarn.db.tables import event_heads, tenants, webhook_cursors, webhooks
 from tarn.db.upsert import upsert
 from tarn.errors import FieldError, SchemaViolation, WebhookNotFound
-from tarn.model.event import EventKind
 from tarn.model.ids import new_id, now
 from tarn.model.names import DatasetPattern, TenantName
 from tarn.model.tenant import Identity
-from tarn.model.webhook import NewWebhook, Webhook, WebhookState
+from tarn.model.work.event import EventKind
+from tarn.model.work.webhook import NewWebhook, Webhook, WebhookState
 
 LEASE = LeaseColumns(holder=webhooks.c.worker, expires=webhooks.c.leased_until)
 

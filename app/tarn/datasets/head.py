@@ -5,7 +5,7 @@ from sqlalchemy import Connection, select
 from tarn.datasets.registry import ACTIVE, Dataset
 from tarn.db.tables import datasets, snapshot_heads
 from tarn.errors import DatasetNotFound
-from tarn.model.snapshot import Head
+from tarn.model.datasets.snapshot import Head
 
 
 def recorded_head(connection: Connection, dataset: Dataset) -> Head:

@@ -9,9 +9,9 @@ from tarn.datasets.registry import Dataset, Readable
 from tarn.db import jobs
 from tarn.db.engine import Database
 from tarn.errors import JobNotFound
-from tarn.model.job import Job, Operation
 from tarn.model.names import DatasetName, TenantName
 from tarn.model.tenant import Identity, Level
+from tarn.model.work.job import Job, Operation
 
 LevelCheck = Callable[[DatasetName, Level], None]
 """Raises Forbidden unless the caller holds a level on a dataset."""

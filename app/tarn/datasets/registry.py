@@ -38,11 +38,11 @@ from tarn.errors import (
     SchemaViolation,
     Unavailable,
 )
-from tarn.model.dataset import DatasetChange, DatasetConfig, NewDataset, etag, matches
-from tarn.model.event import EventKind
+from tarn.model.datasets.dataset import DatasetChange, DatasetConfig, NewDataset, etag, matches
 from tarn.model.ids import new_id, now, parse_stamp
-from tarn.model.job import Job, Operation, Progress, ResumeLater
 from tarn.model.names import DatasetName, FileName
+from tarn.model.work.event import EventKind
+from tarn.model.work.job import Job, Operation, Progress, ResumeLater
 from tarn.storage import versions
 from tarn.storage.layout import DatasetLayout
 from tarn.storage.store import Missing, Store

@@ -14,9 +14,9 @@ from tarn.db.database_clock import database_time
 from tarn.db.lease import LeaseColumns
 from tarn.db.tables import datasets, jobs
 from tarn.errors import Internal, JobConflict, JobNotFound, Unavailable
-from tarn.model.event import EventKind
 from tarn.model.ids import new_id, now
-from tarn.model.job import MOST_ATTEMPTS, Job, JobState, Operation, Progress
+from tarn.model.work.event import EventKind
+from tarn.model.work.job import MOST_ATTEMPTS, Job, JobState, Operation, Progress
 
 MAX_CLAIMED = 250
 """Maximum number of jobs per claim."""

@@ -21,8 +21,8 @@ from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from tarn.db.tables import datasets, event_heads, events, jobs, webhook_cursors
 from tarn.db.upsert import upsert
-from tarn.model.event import EventKind, checked
 from tarn.model.ids import now
+from tarn.model.work.event import EventKind, checked
 
 RECORDED = "tarn_events"
 """The connection's execution option that holds the events of its transaction."""

@@ -8,8 +8,8 @@ from tarn.db import jobs, worker_heartbeats
 from tarn.db.engine import Database
 from tarn.db.tables import datasets, exports, journal_head, snapshot_heads, workers
 from tarn.db.tables import jobs as jobs_table
-from tarn.model.job import JobState
-from tarn.model.workload import Done, Waiting, Work, WorkerSeen
+from tarn.model.work.job import JobState
+from tarn.model.work.workload import Done, Waiting, Work, WorkerSeen
 
 MOST_SHOWN = 100
 """Maximum number of journals and of running jobs in an overview."""

@@ -20,11 +20,11 @@ from tarn.datasets.documents import require_alive
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.integrity.findings import Findings
-from tarn.model.cancellation import checked
+from tarn.model.datasets.finding import FindingKind
 from tarn.model.file import ArchiveFile
-from tarn.model.finding import FindingKind
-from tarn.model.job import Report
 from tarn.model.names import Checksum, FileId, Origin, TenantName
+from tarn.model.work.cancellation import checked
+from tarn.model.work.job import Report
 from tarn.storage.store import Missing, Store
 
 log = structlog.get_logger(__name__)

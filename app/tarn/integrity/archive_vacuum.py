@@ -20,10 +20,10 @@ from tarn.datasets.documents import require_alive
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import uploads as uploads_table
-from tarn.model.cancellation import checked
 from tarn.model.file import ArchiveFile
 from tarn.model.ids import now
 from tarn.model.names import Checksum
+from tarn.model.work.cancellation import checked
 from tarn.settings import Settings
 from tarn.storage.store import Entry, Missing, Store
 from tarn.storage.store_clock import store_time

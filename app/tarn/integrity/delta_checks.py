@@ -13,8 +13,8 @@ from tarn.integrity.findings import Findings, some
 from tarn.lake.commit import TABLES
 from tarn.lake.delta_tables import NONE, DeltaStore
 from tarn.lake.recorded_history import WriterState, is_kept, lease_free_since
-from tarn.model.finding import FindingKind
-from tarn.model.snapshot import Snapshot, TableName
+from tarn.model.datasets.finding import FindingKind
+from tarn.model.datasets.snapshot import Snapshot, TableName
 from tarn.storage.store import Store
 
 TRIES = 2

@@ -20,8 +20,8 @@ from tarn.db.tables import snapshots
 from tarn.errors import DocumentInvalid
 from tarn.integrity.findings import Findings
 from tarn.lake.recorded_history import Pin, RecordedHistory, recorded
-from tarn.model.dataset import DatasetConfig
-from tarn.model.finding import FindingKind
+from tarn.model.datasets.dataset import DatasetConfig
+from tarn.model.datasets.finding import FindingKind
 from tarn.model.ids import now
 from tarn.model.names import RefName
 from tarn.storage.store import Missing, Store

@@ -18,10 +18,10 @@ from tarn.integrity.findings import Findings
 from tarn.lake.commit import TABLES
 from tarn.lake.recorded_history import is_kept
 from tarn.lake.table_schemas import PARTITIONED, SCHEMAS
-from tarn.model.cancellation import checked, current
-from tarn.model.finding import FindingKind
-from tarn.model.job import Progress, Report
-from tarn.model.snapshot import File, Snapshot, TableName
+from tarn.model.datasets.finding import FindingKind
+from tarn.model.datasets.snapshot import File, Snapshot, TableName
+from tarn.model.work.cancellation import checked, current
+from tarn.model.work.job import Progress, Report
 from tarn.storage.store import Missing, Store
 
 AT_ONCE = 8

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tarn.model.finding import Finding, FindingKind
+from tarn.model.datasets.finding import Finding, FindingKind
 
 MOST = 1000
 """Findings that are listed; all are counted."""

@@ -9,9 +9,9 @@ from tarn.integrity.findings import Findings, some
 from tarn.lake import snapshots
 from tarn.lake.commit import TABLES
 from tarn.lake.recorded_history import RecordedHistory, SnapshotRecord, is_kept, lease_free_since
-from tarn.model.cancellation import check, checked
-from tarn.model.finding import FindingKind
-from tarn.model.snapshot import Snapshot, SnapshotOperation, TableName
+from tarn.model.datasets.finding import FindingKind
+from tarn.model.datasets.snapshot import Snapshot, SnapshotOperation, TableName
+from tarn.model.work.cancellation import check, checked
 from tarn.storage.store import Store
 
 HELD = 4

@@ -10,8 +10,8 @@ from tarn.integrity.findings import Findings
 from tarn.journal import batch_contents
 from tarn.journal.batches import COMMITTED
 from tarn.journal.packs import DamagedPack
-from tarn.model.finding import FindingKind
-from tarn.model.snapshot import Head
+from tarn.model.datasets.finding import FindingKind
+from tarn.model.datasets.snapshot import Head
 
 UNFLUSHED = (journal_batches.c.state == COMMITTED, ~journal_batches.c.is_stage)
 

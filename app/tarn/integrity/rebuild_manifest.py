@@ -20,8 +20,8 @@ from tarn.lake import delta_tables
 from tarn.lake.commit import TABLES
 from tarn.lake.delta_tables import NONE
 from tarn.lake.recorded_history import SnapshotRecord
+from tarn.model.datasets.snapshot import Column, Components, Counts, File, Snapshot, SnapshotOperation, Table, TableName
 from tarn.model.names import LAKEHOUSE
-from tarn.model.snapshot import Column, Components, Counts, File, Snapshot, SnapshotOperation, Table, TableName
 from tarn.storage.store import Missing, Store
 
 UNKNOWN = ("author", "message", "metadata")

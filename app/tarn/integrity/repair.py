@@ -37,11 +37,11 @@ from tarn.lake import refs
 from tarn.lake.commit import SnapshotPublisher
 from tarn.lake.leases import Lease, Leases
 from tarn.lake.recorded_history import RecordedHistory, SnapshotRecord, is_kept, recorded
-from tarn.model.finding import FindingKind
+from tarn.model.datasets.finding import FindingKind
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.model.ids import now
-from tarn.model.job import Report
 from tarn.model.names import RefName
-from tarn.model.snapshot import Snapshot
+from tarn.model.work.job import Report
 from tarn.settings import Settings
 from tarn.storage import versions
 from tarn.storage.store import Store

@@ -19,11 +19,11 @@ from tarn.lake.live import invalid_sql, sql
 from tarn.lake.recorded_history import is_kept
 from tarn.lake.scans import IDENTITY, MARK, Scans, select_marks
 from tarn.lake.table_schemas import PRUNING
-from tarn.model.cancellation import check, checked, interrupting
-from tarn.model.finding import FindingKind
-from tarn.model.job import Progress, Report
-from tarn.model.snapshot import Column, File, Snapshot, TableName
+from tarn.model.datasets.finding import FindingKind
+from tarn.model.datasets.snapshot import Column, File, Snapshot, TableName
 from tarn.model.timestamps import since_epoch
+from tarn.model.work.cancellation import check, checked, interrupting
+from tarn.model.work.job import Progress, Report
 from tarn.settings import Settings
 from tarn.storage.duckdb_sql import scan_parquet
 from tarn.storage.store import Missing, Store

@@ -31,11 +31,11 @@ from tarn.lake.commit import TABLES, Build, HeadMoved, SnapshotPublisher, StepCa
 from tarn.lake.delta_logs import DeltaLogs
 from tarn.lake.delta_tables import CHECKPOINT_EVERY
 from tarn.lake.retention import HistoryStart, Keep
-from tarn.model.cancellation import checked
-from tarn.model.dataset import DatasetConfig
+from tarn.model.datasets.dataset import DatasetConfig
+from tarn.model.datasets.snapshot import Head, Snapshot, SnapshotOperation
 from tarn.model.ids import new_id, now, parse_stamp
-from tarn.model.job import DeletedFile, MadeSnapshot, Progress, Report, VacuumOptions, VacuumResult
-from tarn.model.snapshot import Head, Snapshot, SnapshotOperation
+from tarn.model.work.cancellation import checked
+from tarn.model.work.job import DeletedFile, MadeSnapshot, Progress, Report, VacuumOptions, VacuumResult
 from tarn.settings import Settings
 from tarn.storage.store import Entry, Store
 from tarn.storage.store_clock import store_time

@@ -25,9 +25,9 @@ from tarn.integrity.findings import MOST, Findings
 from tarn.integrity.history_checks import History
 from tarn.integrity.row_checks import SnapshotRows
 from tarn.lake.recorded_history import RecordedHistory, recorded
-from tarn.model.finding import Finding, FindingKind
-from tarn.model.job import Report, VerifyOptions, VerifyResult
-from tarn.model.snapshot import Snapshot
+from tarn.model.datasets.finding import Finding, FindingKind
+from tarn.model.datasets.snapshot import Snapshot
+from tarn.model.work.job import Report, VerifyOptions, VerifyResult
 from tarn.settings import Settings
 from tarn.storage.store import Store
 

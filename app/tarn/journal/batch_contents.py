@@ -10,7 +10,7 @@ from sqlalchemy.types import NullType
 
 from tarn.db.tables import journal, journal_batches, journal_packs
 from tarn.journal.packs import Pack, concerning
-from tarn.model.shards import shard_of
+from tarn.model.datasets.shards import shard_of
 
 PURGE_ROWS = 5000
 """Rows deleted in one transaction: one large DELETE would block every writer of SQLite."""

@@ -19,8 +19,8 @@ from tarn.db.idempotency import IdempotencyKey, IdempotencyRace
 from tarn.db.tables import journal, journal_batches
 from tarn.errors import StageClosed
 from tarn.journal import batch_contents, head
-from tarn.journal.event_buffer import Chunk
 from tarn.journal.formats.counting import require_equal
+from tarn.journal.parsing.event_buffer import Chunk
 from tarn.model.ids import new_id, now
 from tarn.model.names import TenantName
 from tarn.settings import Settings

@@ -8,7 +8,7 @@ from tarn.db.tables import journal_batches, journal_head
 from tarn.errors import DatasetNotFound
 from tarn.journal.batches import COMMITTED, segment_of
 from tarn.journal.overlay import present
-from tarn.model.journal import Depth, SegmentDepth
+from tarn.model.datasets.journal import Depth, SegmentDepth
 
 
 class JournalService:

@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from tarn.datasets.registry import ACTIVE, Dataset
 from tarn.db.tables import Moment, datasets, journal_head, tags
 from tarn.errors import Backpressure, DatasetNotFound
-from tarn.journal.event_buffer import Chunk
+from tarn.journal.parsing.event_buffer import Chunk
 from tarn.model.ids import now
 from tarn.model.names import LAKEHOUSE
 from tarn.settings import Settings

@@ -18,9 +18,9 @@ from tarn.db.tables import datasets, journal, journal_batches, journal_head, sna
 from tarn.errors import DatasetNotFound
 from tarn.journal import batch_contents
 from tarn.journal.batches import COMMITTED
-from tarn.journal.event_buffer import SCHEMA as EVENTS
-from tarn.model.shards import shard_of
-from tarn.model.snapshot import Head
+from tarn.journal.parsing.event_buffer import SCHEMA as EVENTS
+from tarn.model.datasets.shards import shard_of
+from tarn.model.datasets.snapshot import Head
 
 FIELDS = tuple(name for name in EVENTS.names if name not in ("batch", "position", "shard_key"))
 

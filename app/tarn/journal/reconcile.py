@@ -14,10 +14,10 @@ from tarn.db import idempotency
 from tarn.db.tables import journal_batches, journal_head, mapping_runs, tags
 from tarn.journal import batch_contents
 from tarn.journal.batches import COMMITTED, DONE, OPEN, STAGED
-from tarn.model.mapping import tag_of
+from tarn.model.datasets.recovery import Commits, RecordedBatch
+from tarn.model.datasets.snapshot import IncludedBatch, Snapshot
+from tarn.model.ftm.mapping import tag_of
 from tarn.model.names import LAKEHOUSE, Checksum
-from tarn.model.recovery import Commits, RecordedBatch
-from tarn.model.snapshot import IncludedBatch, Snapshot
 
 IDS_PER_QUERY = 500
 

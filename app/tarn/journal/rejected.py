@@ -13,9 +13,9 @@ from tarn.db.tables import journal, journal_batches, journal_rejected
 from tarn.db.upsert import upsert
 from tarn.journal import head
 from tarn.journal.batches import COMMITTED
-from tarn.journal.event_buffer import SCHEMA
+from tarn.journal.parsing.event_buffer import SCHEMA
+from tarn.model.datasets.journal import MOST_RETRIED, RejectedEvent, Retried
 from tarn.model.ids import new_id, now
-from tarn.model.journal import MOST_RETRIED, RejectedEvent, Retried
 from tarn.model.names import TenantName
 from tarn.settings import Settings
 

@@ -14,8 +14,8 @@ from tarn.errors import DatasetNotFound
 from tarn.journal import batch_contents, head
 from tarn.journal.batch_contents import PURGE_ROWS
 from tarn.journal.batches import COMMITTED, DONE
+from tarn.model.datasets.snapshot import IncludedBatch
 from tarn.model.ids import now
-from tarn.model.snapshot import IncludedBatch
 
 LAST_FLUSHED = "journal/last_flushed"
 LAST_MOVED = "statements/last_updated"

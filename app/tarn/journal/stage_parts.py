@@ -19,8 +19,8 @@ from adbc_driver_manager import Error as DriverError
 
 from tarn.errors import Unavailable
 from tarn.journal.bulk import Appender, PostgresqlBulk, copy_rows, insert_rows, to_error
-from tarn.journal.event_buffer import Packed
 from tarn.journal.packs import encode
+from tarn.journal.parsing.event_buffer import Packed
 from tarn.journal.sqlite_loader_process import RENEW, configure
 from tarn.model.ids import new_id
 

@@ -15,9 +15,9 @@ from tarn.errors import PreconditionFailed, StageClosed, StageNotFound
 from tarn.journal import batches
 from tarn.journal import head as heads
 from tarn.journal.batches import ABORTED, COMMITTED, DONE, OPEN, STAGED
+from tarn.model.datasets.stage import NewStage, Stage, StageState
 from tarn.model.ids import new_id, now
 from tarn.model.names import Origin, TenantName
-from tarn.model.stage import NewStage, Stage, StageState
 from tarn.settings import Settings
 
 

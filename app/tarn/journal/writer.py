@@ -14,8 +14,8 @@ from tarn.errors import TarnError, Unavailable
 from tarn.journal import batches
 from tarn.journal.batches import Batch, BatchOutcome, BatchWithEvents
 from tarn.journal.bulk import Bulk, bulk_for
-from tarn.journal.event_buffer import Chunk, Events
 from tarn.journal.formats.counting import require_equal
+from tarn.journal.parsing.event_buffer import Chunk, Events
 from tarn.model.ids import now
 from tarn.settings import Settings
 from tarn.telemetry import Telemetry

@@ -25,7 +25,7 @@ import structlog
 from tarn.datasets.registry import Dataset
 from tarn.db import reader_heartbeats
 from tarn.db.engine import Database
-from tarn.model.job import Report
+from tarn.model.work.job import Report
 from tarn.settings import Settings
 
 log = structlog.get_logger(__name__)

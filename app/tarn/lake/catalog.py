@@ -12,8 +12,8 @@ from tarn.datasets.documents import read_document, replace_document
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.lake import export_deltas, export_records
-from tarn.model.dataset import Catalog, CatalogEntry, CatalogMetadata, DatasetConfig, Resource, etag
-from tarn.model.export import ExportKind, ExportRecord, media_type
+from tarn.model.datasets.dataset import Catalog, CatalogEntry, CatalogMetadata, DatasetConfig, Resource, etag
+from tarn.model.datasets.export import ExportKind, ExportRecord, media_type
 from tarn.storage.layout import Layout
 from tarn.storage.store import Missing, Store
 

@@ -27,11 +27,7 @@ from tarn.journal.rejected import Rejected
 from tarn.lake import delta_tables, snapshots
 from tarn.lake.delta_tables import NONE, CommitRefused, DeltaStore
 from tarn.lake.leases import Lease, Leases
-from tarn.model.backoff import delays
-from tarn.model.event import EventKind
-from tarn.model.ids import now
-from tarn.model.names import LAKEHOUSE, TagKey
-from tarn.model.snapshot import (
+from tarn.model.datasets.snapshot import (
     Components,
     Counts,
     File,
@@ -44,6 +40,10 @@ from tarn.model.snapshot import (
     TableName,
     Tally,
 )
+from tarn.model.ids import now
+from tarn.model.names import LAKEHOUSE, TagKey
+from tarn.model.work.backoff import delays
+from tarn.model.work.event import EventKind
 from tarn.settings import Settings
 from tarn.storage.store import Store
 from tarn.telemetry import Telemetry

@@ -15,8 +15,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from tarn.datasets.registry import Dataset
 from tarn.errors import Unavailable
 from tarn.lake.delta_tables import CHECKPOINT_EVERY
-from tarn.model.cancellation import checked
-from tarn.model.snapshot import Table, TableName
+from tarn.model.datasets.snapshot import Table, TableName
+from tarn.model.work.cancellation import checked
 from tarn.storage.store import Entry, Store
 
 log = structlog.get_logger(__name__)

@@ -17,8 +17,8 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from tarn.datasets.registry import Dataset
 from tarn.errors import StorageFull, Unavailable
 from tarn.lake.table_schemas import PARTITIONED, SCHEMAS
+from tarn.model.datasets.snapshot import File, Table, TableName
 from tarn.model.ids import now
-from tarn.model.snapshot import File, Table, TableName
 from tarn.storage.store import Store
 
 CHECKPOINT_EVERY = 10

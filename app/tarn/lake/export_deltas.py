@@ -14,7 +14,7 @@ listed ones, they load in full again. So two rules must hold, whatever kinds wer
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tarn.model.export import DELTA_INDEX, ExportKind, ExportRecord
+from tarn.model.datasets.export import DELTA_INDEX, ExportKind, ExportRecord
 
 Delta = dict[str, Any]
 """The properties of one delta: version, name, from, snapshot, content, size, restart."""

@@ -19,10 +19,10 @@ from tarn.db.upsert import upsert
 from tarn.journal import head as heads
 from tarn.journal import overlay, segments
 from tarn.journal.head import LAST_UPDATED
-from tarn.model.event import EventKind
-from tarn.model.export import ExportKind, ExportRecord
+from tarn.model.datasets.export import ExportKind, ExportRecord
+from tarn.model.datasets.snapshot import Head
 from tarn.model.names import LAKEHOUSE
-from tarn.model.snapshot import Head
+from tarn.model.work.event import EventKind
 from tarn.storage.store import Store
 
 SOURCES = (LAST_UPDATED, segments.LAST_MOVED)

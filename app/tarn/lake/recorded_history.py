@@ -11,7 +11,7 @@ from tarn.db.engine import Database
 from tarn.db.tables import datasets, leases, refs, snapshot_heads, snapshots
 from tarn.errors import DatasetNotFound
 from tarn.lake.leases import DATASET_LEASE
-from tarn.model.snapshot import Head
+from tarn.model.datasets.snapshot import Head
 
 
 class SnapshotRecord(NamedTuple):

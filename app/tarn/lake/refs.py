@@ -10,9 +10,9 @@ from tarn.db.tables import refs, snapshots
 from tarn.db.upsert import upsert
 from tarn.errors import RefNotFound, TarnError
 from tarn.lake.snapshots import find, find_state
+from tarn.model.datasets.ref import Ref
 from tarn.model.ids import now
 from tarn.model.names import RefName, TenantName
-from tarn.model.ref import Ref
 from tarn.storage.store import Store
 
 log = structlog.get_logger(__name__)

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, func, select
 
 from tarn.datasets.registry import Dataset
 from tarn.db.tables import refs, snapshots
-from tarn.model.dataset import Retention
-from tarn.model.job import FLOOR_HOURS, VacuumOptions
+from tarn.model.datasets.dataset import Retention
+from tarn.model.work.job import FLOOR_HOURS, VacuumOptions
 
 MAX_COUNT = 1 << 31
 """The limit for a count of snapshots: more than there can be."""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tarn.lake.table_schemas import PARTITIONED, SCHEMAS
-from tarn.model.ranges import EVERYTHING, Range, span
-from tarn.model.snapshot import File, TableName
+from tarn.model.datasets.ranges import EVERYTHING, Range, span
+from tarn.model.datasets.snapshot import File, TableName
 from tarn.storage.connection import Connection
 from tarn.storage.duckdb_sql import quote_literal, scan_parquet
 from tarn.storage.layout import DatasetLayout

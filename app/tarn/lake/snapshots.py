@@ -15,9 +15,9 @@ from tarn.datasets.registry import ACTIVE, Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import datasets, refs, snapshot_heads, snapshots
 from tarn.errors import ManifestInvalid, NoSnapshots, RefNotFound, SnapshotGone, SnapshotNotFound
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.model.ids import now
 from tarn.model.names import SNAPSHOT_ID
-from tarn.model.snapshot import Snapshot
 from tarn.storage.store import Missing, Store
 
 

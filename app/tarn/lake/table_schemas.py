@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from tarn.model.snapshot import TableName
+from tarn.model.datasets.snapshot import TableName
 
 MOMENT = pa.timestamp("us", "UTC")
 

@@ -10,8 +10,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from tarn.errors import Backpressure, DatasetNotFound, Internal, QuotaExceeded, StorageFull, TarnError, Unavailable
-from tarn.model.cancellation import current
 from tarn.model.ids import new_id
+from tarn.model.work.cancellation import current
 from tarn.pipeline.executor_timeout import cancel_without_executors
 from tarn.pipeline.tasks.kernel import Kernel
 from tarn.pipeline.tasks.task import Task

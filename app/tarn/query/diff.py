@@ -9,11 +9,11 @@ import duckdb
 
 from tarn.datasets.registry import Dataset
 from tarn.lake.scans import prune, select_marks
-from tarn.model.ranges import EVERYTHING, Range
-from tarn.model.snapshot import File, Table
+from tarn.model.datasets.ranges import EVERYTHING, Range
+from tarn.model.datasets.snapshot import File, Table
 from tarn.query import live
-from tarn.query.assembly import entity_lines
 from tarn.query.live import COLUMNS
+from tarn.query.output.assembly import entity_lines
 from tarn.query.planner import ScanPlan
 from tarn.query.reader import Reading, RequestedState
 from tarn.query.views import View

@@ -11,8 +11,8 @@ computed per entity first, so that only distinct values are ever multiplied with
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tarn.model.query import CountDistinct, EntityAggregate, Facet, Max, Metric, Min, metric_name
-from tarn.model.query_fields import FieldName, schema_ancestors
+from tarn.model.ftm.query import CountDistinct, EntityAggregate, Facet, Max, Metric, Min, metric_name
+from tarn.model.ftm.query_fields import FieldName, schema_ancestors
 from tarn.query.filters import FIRST_SEEN, LAST_SEEN, NUMBER, compile, has_value
 
 ENTITY = "dataset, canonical_id"

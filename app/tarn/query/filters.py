@@ -1,6 +1,6 @@
 """Compiler of query filters (`where` nodes) to an SQL condition on the statements of one entity.
 
-`tarn.model.query` defines what the nodes mean. The condition goes into `SELECT … FROM live GROUP BY dataset,
+`tarn.model.ftm.query` defines what the nodes mean. The condition goes into `SELECT … FROM live GROUP BY dataset,
 canonical_id HAVING …`: each comparison is an aggregate over the entity's statements, so one pass over them evaluates
 any node. All user input is bound as parameters.
 """
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from followthemoney.types import registry
 
-from tarn.model import pattern
-from tarn.model.query import And, Comparison, Node, Not, Op, Or
-from tarn.model.query_fields import FieldName, schema_descendants
-from tarn.model.statement import microseconds
+from tarn.model.ftm import pattern
+from tarn.model.ftm.query import And, Comparison, Node, Not, Op, Or
+from tarn.model.ftm.query_fields import FieldName, schema_descendants
+from tarn.model.ftm.statement import microseconds
 
 FIRST_SEEN = "coalesce(min(first_seen) FILTER (WHERE prop <> 'id'), min(first_seen))"
 LAST_SEEN = "coalesce(max(last_seen) FILTER (WHERE prop <> 'id'), max(last_seen))"

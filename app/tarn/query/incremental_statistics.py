@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import duckdb
 
-from tarn.model.statistics import Statistics
+from tarn.model.ftm.statistics import Statistics
 from tarn.query import live
 from tarn.query.diff import Between, select_candidates
 from tarn.query.statistics import count_entities

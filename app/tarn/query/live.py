@@ -14,8 +14,8 @@ import duckdb
 from tarn.journal.overlay import Unflushed
 from tarn.lake.live import sql
 from tarn.lake.live.reference import ADD, Event, Mark, Statement, StoredRow, fold, stored_live
-from tarn.model.ranges import Range
-from tarn.query.duckdb_process import register_table
+from tarn.model.datasets.ranges import Range
+from tarn.query.engine.duckdb_process import register_table
 from tarn.query.planner import ScanPlan, SqlQuery
 from tarn.query.views import NONE, View
 from tarn.storage.duckdb_sql import placeholders, quote_literal, scan_parquet

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from tarn.datasets.registry import Dataset
 from tarn.lake.scans import IDENTITY, MARK, ROW, Scans, prune, select_marks, within
-from tarn.model.ranges import EVERYTHING as EVERY_KEY
-from tarn.model.ranges import Range
-from tarn.model.snapshot import File, Snapshot
+from tarn.model.datasets.ranges import EVERYTHING as EVERY_KEY
+from tarn.model.datasets.ranges import Range
+from tarn.model.datasets.snapshot import File, Snapshot
 from tarn.storage.store import Store
 
 

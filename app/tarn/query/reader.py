@@ -13,11 +13,11 @@ from tarn.errors import QueryTimeout, Unavailable
 from tarn.lake.live.reference import Statement
 from tarn.model.ids import new_id
 from tarn.query import live
-from tarn.query.active_reads import ActiveRead, ActiveReads
-from tarn.query.duckdb_process import DuckdbSession
-from tarn.query.engine import Engine, IsolatedEngine, ProcessEngine, duckdb_errors_converted
+from tarn.query.engine.active_reads import ActiveRead, ActiveReads
+from tarn.query.engine.duckdb_process import DuckdbSession
+from tarn.query.engine.engine import Engine, IsolatedEngine, ProcessEngine, duckdb_errors_converted
+from tarn.query.engine.tenant_isolation import IsolatedTenants
 from tarn.query.live import MAX_LOOKUP_ROWS, IncompleteEvents, LookupTooLarge
-from tarn.query.tenant_isolation import IsolatedTenants
 from tarn.query.views import View, Views
 from tarn.settings import Settings
 from tarn.storage.store import Store

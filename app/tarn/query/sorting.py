@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tarn.model.query_fields import FieldName, SortKey
+from tarn.model.ftm.query_fields import FieldName, SortKey
 from tarn.model.timestamps import FIRST_MOMENT, LAST_MOMENT
 from tarn.query.filters import FIRST_SEEN, LAST_SEEN, NUMBER, Condition, has_value
 

@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 import structlog
 
 from tarn.datasets.registry import Dataset
-from tarn.model.query_fields import schema_descendants
-from tarn.query.column_text import fetch_tables
-from tarn.query.long_values import sort_spilled
+from tarn.model.ftm.query_fields import schema_descendants
+from tarn.query.output.column_text import fetch_tables
+from tarn.query.output.long_values import sort_spilled
+from tarn.query.output.statement_formats import BATCH_ROWS, FORMATS, statement_rows
 from tarn.query.reader import Reading, RequestedState
-from tarn.query.statement_formats import BATCH_ROWS, FORMATS, statement_rows
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,7 @@ from tarn.journal import overlay
 from tarn.journal.overlay import Overlay, Spool, Unflushed
 from tarn.lake import snapshots
 from tarn.lake.snapshots import Named
-from tarn.model.snapshot import Snapshot
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.storage.store import Store
 
 MAX_FILES = 10_000

@@ -23,8 +23,8 @@ import structlog
 from tarn.db import dump, migrate
 from tarn.db.engine import Database
 from tarn.errors import Unavailable
+from tarn.model.datasets.recovery import BackupManifest, DumpedHead, DumpedTable, MissingFile
 from tarn.model.ids import now
-from tarn.model.recovery import BackupManifest, DumpedHead, DumpedTable, MissingFile
 from tarn.recovery.backup_contents import ArchivedFiles, DatasetContents, DumpedDataset, dumped_datasets
 from tarn.storage.backup_store import BackupObject, BackupStore, object_of
 from tarn.storage.layout import Layout

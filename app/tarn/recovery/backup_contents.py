@@ -21,9 +21,9 @@ from tarn.lake import retention, snapshots
 from tarn.lake.commit import TABLES
 from tarn.lake.delta_logs import LOG_FILE
 from tarn.lake.delta_tables import NONE
+from tarn.model.datasets.recovery import MissingFile
+from tarn.model.datasets.snapshot import Head, Snapshot, TableName
 from tarn.model.names import Checksum
-from tarn.model.recovery import MissingFile
-from tarn.model.snapshot import Head, Snapshot, TableName
 from tarn.storage.store import Entry, Missing, Store
 
 READERS = 8

@@ -9,7 +9,7 @@ from tarn.lake import snapshots
 from tarn.lake.commit import TABLES
 from tarn.lake.delta_logs import LOG_FILE
 from tarn.lake.delta_tables import NONE
-from tarn.model.snapshot import Snapshot, TableName
+from tarn.model.datasets.snapshot import Snapshot, TableName
 from tarn.storage.store import Store
 
 

@@ -35,12 +35,12 @@ from tarn.integrity.verify import verify
 from tarn.journal import reconcile
 from tarn.journal.dataset_removal import remove_journal
 from tarn.lake import leases
-from tarn.model.dataset import DatasetConfig
+from tarn.model.datasets.dataset import DatasetConfig
+from tarn.model.datasets.recovery import LostSnapshot, Reconciled, Reconciliation
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.model.ids import now
-from tarn.model.job import VerifyOptions
 from tarn.model.names import DatasetName
-from tarn.model.recovery import LostSnapshot, Reconciled, Reconciliation
-from tarn.model.snapshot import Snapshot
+from tarn.model.work.job import VerifyOptions
 from tarn.recovery import reconcile_files
 from tarn.recovery.completeness import StoredSnapshots
 from tarn.recovery.reconcile_history import OWNER, HistoryReconciler

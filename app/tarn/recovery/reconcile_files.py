@@ -16,10 +16,10 @@ from tarn.db.engine import Database
 from tarn.db.tables import upload_blocks, uploads
 from tarn.integrity import archive_checks
 from tarn.lake import export_records
-from tarn.model.export import ExportRecord
+from tarn.model.datasets.export import ExportRecord
+from tarn.model.datasets.finding import FindingKind
+from tarn.model.datasets.recovery import Reconciled, RecordedFile
 from tarn.model.file import ArchiveFile
-from tarn.model.finding import FindingKind
-from tarn.model.recovery import Reconciled, RecordedFile
 from tarn.storage.store import Missing, Store
 
 LOST = (FindingKind.BLOB_MISSING, FindingKind.BLOB_SIZE)

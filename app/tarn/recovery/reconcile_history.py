@@ -31,9 +31,9 @@ from tarn.journal import reconcile, segments
 from tarn.lake import snapshots
 from tarn.lake.commit import Build, SnapshotPublisher
 from tarn.lake.recorded_history import RecordedHistory, recorded
+from tarn.model.datasets.recovery import LostSnapshot, Reconciled
+from tarn.model.datasets.snapshot import Head, Snapshot, SnapshotOperation
 from tarn.model.ids import new_id, now
-from tarn.model.recovery import LostSnapshot, Reconciled
-from tarn.model.snapshot import Head, Snapshot, SnapshotOperation
 from tarn.recovery.completeness import StoredSnapshots
 from tarn.settings import Settings
 from tarn.storage import versions

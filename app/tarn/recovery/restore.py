@@ -24,7 +24,7 @@ from tarn.db.engine import Database
 from tarn.db.tables import lake as lake_table
 from tarn.errors import StartRefused
 from tarn.lake import leases
-from tarn.model.recovery import BackupManifest
+from tarn.model.datasets.recovery import BackupManifest
 from tarn.storage.backup_store import BackupObject, BackupStore, DamagedBackup
 from tarn.storage.layout import Layout
 from tarn.storage.store import Missing, Store

@@ -18,8 +18,8 @@ import zstandard
 from pydantic import ValidationError
 
 from tarn.errors import StartRefused
+from tarn.model.datasets.recovery import BackupManifest, DumpedTable
 from tarn.model.ids import now, stamp
-from tarn.model.recovery import BackupManifest, DumpedTable
 from tarn.storage.layout import Layout
 from tarn.storage.store import Entry, Missing, Store
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import quote
 
-from tarn.model.export import DELTA_INDEX, ExportKind
+from tarn.model.datasets.export import DELTA_INDEX, ExportKind
+from tarn.model.datasets.snapshot import TableName
 from tarn.model.ids import stamp
 from tarn.model.names import Checksum, DatasetName, FileName, LockName, Origin, RefName, TagKey
-from tarn.model.snapshot import TableName
 
 
 def data_file(column: str, value: str, file_id: str) -> str:

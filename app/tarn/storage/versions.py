@@ -5,7 +5,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from tarn.errors import PathExists, VersionNotFound
-from tarn.model.dataset import Version
+from tarn.model.datasets.dataset import Version
 from tarn.model.ids import parse_stamp
 from tarn.model.names import FileName
 from tarn.storage.layout import Versions

@@ -17,20 +17,20 @@ from typing import Any
 import structlog
 from sqlalchemy import Row
 
-from tarn.archive.addresses import Guard, resolve_by_system
-from tarn.archive.dns import Lookups, Resolve
-from tarn.archive.urls import Url
-from tarn.archive.web import Web
+from tarn.archive.fetching.addresses import Guard, resolve_by_system
+from tarn.archive.fetching.dns import Lookups, Resolve
+from tarn.archive.fetching.urls import Url
+from tarn.archive.fetching.web import Web
 from tarn.coordination import webhooks
 from tarn.coordination.webhooks import StreamCursor
 from tarn.db.engine import Database
 from tarn.db.outbox import OutboxEvent
 from tarn.errors import SchemaViolation, TarnError
-from tarn.model.backoff import delays
-from tarn.model.event import EventKind
-from tarn.model.job import upper_half
 from tarn.model.names import TenantName
-from tarn.model.webhook import EVENT_HEADER, SIGNATURE_HEADER, TIME_HEADER, signature
+from tarn.model.work.backoff import delays
+from tarn.model.work.event import EventKind
+from tarn.model.work.job import upper_half
+from tarn.model.work.webhook import EVENT_HEADER, SIGNATURE_HEADER, TIME_HEADER, signature
 from tarn.settings import Settings
 
 log = structlog.get_logger(__name__)

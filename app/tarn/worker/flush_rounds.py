@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import structlog
 
 from tarn.errors import Internal, Locked, TarnError, Unavailable
-from tarn.model.backoff import delays
-from tarn.model.flush import Flusher, FlushOutcome, FlushProgress
-from tarn.model.job import RETRY_BASE, RETRY_CAP, JobStopped, upper_half
+from tarn.model.datasets.flush import Flusher, FlushOutcome, FlushProgress
+from tarn.model.work.backoff import delays
+from tarn.model.work.job import RETRY_BASE, RETRY_CAP, JobStopped, upper_half
 
 log = structlog.get_logger(__name__)
 

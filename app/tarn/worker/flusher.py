@@ -17,18 +17,18 @@ from tarn.errors import Internal, TarnError, Unavailable
 from tarn.journal.batches import COMMITTED
 from tarn.lake.commit import SnapshotPublisher, StepCallback
 from tarn.lake.leases import DATASET_LEASE
-from tarn.model.flush import FlushOutcome, FlushProgress
+from tarn.model.datasets.flush import FlushOutcome, FlushProgress
+from tarn.model.ftm.schema_buckets import buckets
 from tarn.model.ids import now
 from tarn.model.names import DatasetName
-from tarn.model.round_robin import round_robin
-from tarn.model.schema_buckets import buckets
+from tarn.model.work.round_robin import round_robin
 from tarn.pipeline.executor_timeout import NoExecutor
 from tarn.pipeline.jobs.flush import Flush, Kernels
 from tarn.pipeline.session import Sessions
 from tarn.pipeline.spark_runner import SparkKernels
 from tarn.pipeline.tasks.journal_slice import Journal
 from tarn.pipeline.tasks.kernel import Kernel
-from tarn.query.active_reads import ActiveReads
+from tarn.query.engine.active_reads import ActiveReads
 from tarn.settings import Settings
 from tarn.storage.store import Store
 from tarn.telemetry import Telemetry

@@ -33,11 +33,11 @@ from tarn.db.engine import Database
 from tarn.errors import Internal, Locked, TarnError
 from tarn.journal.dataset_removal import remove_journal
 from tarn.journal.expiry import sweep
-from tarn.model.backoff import delays
-from tarn.model.cancellation import Cancellation
-from tarn.model.flush import Flusher, FlushOutcome
+from tarn.model.datasets.flush import Flusher, FlushOutcome
 from tarn.model.ids import new_id, now
-from tarn.model.job import FlushResult, Job, JobStopped, Maintainer, Operation, Progress, ResumeLater
+from tarn.model.work.backoff import delays
+from tarn.model.work.cancellation import Cancellation
+from tarn.model.work.job import FlushResult, Job, JobStopped, Maintainer, Operation, Progress, ResumeLater
 from tarn.settings import Settings
 from tarn.storage.connection import LONGEST_CALL
 from tarn.storage.store import Store

@@ -18,7 +18,8 @@ from tarn.integrity.vacuum import Vacuum
 from tarn.integrity.verify import verify
 from tarn.lake.commit import SnapshotPublisher, StepCallback
 from tarn.model.ids import new_id
-from tarn.model.job import (
+from tarn.model.names import TenantName
+from tarn.model.work.job import (
     CompactOptions,
     CrawlOptions,
     ExportOptions,
@@ -33,7 +34,6 @@ from tarn.model.job import (
     VacuumOptions,
     VerifyOptions,
 )
-from tarn.model.names import TenantName
 from tarn.pipeline.jobs.compact import Compact
 from tarn.pipeline.jobs.crawl import Crawl
 from tarn.pipeline.jobs.export import Exports
@@ -43,7 +43,7 @@ from tarn.pipeline.jobs.optimize import Optimize
 from tarn.pipeline.jobs.purge import Purge
 from tarn.pipeline.jobs.revert import Revert
 from tarn.pipeline.jobs.rewrite import Rewriter
-from tarn.query.active_reads import ActiveReads
+from tarn.query.engine.active_reads import ActiveReads
 from tarn.settings import Settings
 from tarn.storage.store import Store
 from tarn.telemetry import Telemetry

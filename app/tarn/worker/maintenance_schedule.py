@@ -24,12 +24,12 @@ from tarn.errors import TarnError
 from tarn.lake import export_records, snapshots
 from tarn.lake.commit import TABLES
 from tarn.lake.table_schemas import PARTITIONED
-from tarn.model.dataset import DatasetConfig
-from tarn.model.export import ExportKind
+from tarn.model.datasets.dataset import DatasetConfig
+from tarn.model.datasets.export import ExportKind
+from tarn.model.datasets.snapshot import Snapshot
 from tarn.model.ids import now
-from tarn.model.job import FLOOR_HOURS, Operation
 from tarn.model.names import LAKEHOUSE, DatasetName
-from tarn.model.snapshot import Snapshot
+from tarn.model.work.job import FLOOR_HOURS, Operation
 from tarn.pipeline.jobs.optimize import SMALL
 from tarn.pipeline.tasks.key_ranges import have_many_inserts, inserts_of, range_loads
 from tarn.storage.store import Store

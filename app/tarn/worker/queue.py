@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from tarn.access.audit import AuditedAction
 from tarn.archive import documents
-from tarn.archive.fetch import Fetcher
+from tarn.archive.fetching.fetch import Fetcher
 from tarn.archive.files import Archive
 from tarn.coordination import queue
 from tarn.coordination.queue import Settled, StartedItem
@@ -25,15 +25,15 @@ from tarn.db.tables import queue_leases
 from tarn.errors import DatasetNotFound, Internal, InvalidPath, Locked, LockLost, TarnError
 from tarn.journal import batches
 from tarn.journal.batches import Batch, BatchWithEvents
-from tarn.journal.event_buffer import Events
-from tarn.journal.event_chunks import DEFAULT_ORIGIN
+from tarn.journal.parsing.event_buffer import Events
+from tarn.journal.parsing.event_chunks import DEFAULT_ORIGIN
 from tarn.lake.leases import Lease, Leases
-from tarn.model.entity import Exploder
 from tarn.model.file import ArchiveFile, NewFile
+from tarn.model.ftm.entity import Exploder
 from tarn.model.ids import now
 from tarn.model.names import FilePath, Origin, TenantName
-from tarn.model.queue import NamedEntity, NamedFile, QueueAction, QueueItem, QueueResource, SourceFile
 from tarn.model.timestamps import since_epoch
+from tarn.model.work.queue import NamedEntity, NamedFile, QueueAction, QueueItem, QueueResource, SourceFile
 from tarn.settings import Settings
 from tarn.storage.store import Store
 

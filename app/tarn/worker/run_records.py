@@ -3,7 +3,7 @@
 from tarn.datasets import registry
 from tarn.db import jobs
 from tarn.db.engine import Database
-from tarn.model.job import Job
+from tarn.model.work.job import Job
 from tarn.storage.layout import DatasetLayout
 from tarn.storage.store import Store
 

@@ -6,7 +6,7 @@ from types import TracebackType
 import structlog
 
 from tarn.child_process import ChildProcess
-from tarn.model.backoff import delays
+from tarn.model.work.backoff import delays
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,7 @@ from tarn.api.http.services.container import Services
 from tarn.datasets.registry import Dataset
 from tarn.errors import Unavailable
 from tarn.lake.snapshots import Named
-from tarn.model.job import JobState
+from tarn.model.work.job import JobState
 
 Commit = Literal["auto", "wait_for", "force"]
 

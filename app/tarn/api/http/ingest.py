@@ -44,15 +44,15 @@ from tarn.errors import (
 )
 from tarn.journal.batches import Batch, BatchOutcome
 from tarn.journal.bulk import CONNECTIONS
-from tarn.journal.event_buffer import Chunk, Events
-from tarn.journal.event_chunks import DEFAULT_ORIGIN, BodyReader, OnError, ReadOptions
 from tarn.journal.formats import COLUMNAR, FTM_ENTITIES
 from tarn.journal.formats.record import ByteSource
-from tarn.journal.parser_pool import BodyParser
-from tarn.model.entity import TimeLimitExceeded, Values
+from tarn.journal.parsing.event_buffer import Chunk, Events
+from tarn.journal.parsing.event_chunks import DEFAULT_ORIGIN, BodyReader, OnError, ReadOptions
+from tarn.journal.parsing.parser_pool import BodyParser
+from tarn.model.ftm.entity import TimeLimitExceeded, Values
+from tarn.model.ftm.omissions import Omissions
 from tarn.model.ids import now
 from tarn.model.names import DatasetName, Origin
-from tarn.model.omissions import Omissions
 from tarn.model.timestamps import since_epoch
 from tarn.query import delete_counts as counts
 from tarn.query.live import LookupTooLarge

@@ -30,9 +30,9 @@ from tarn.errors import (
     Unauthenticated,
     UploadNotFound,
 )
-from tarn.model.job import Operation
 from tarn.model.names import DatasetName
 from tarn.model.tenant import Identity, Level
+from tarn.model.work.job import Operation
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 

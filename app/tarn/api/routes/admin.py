@@ -27,7 +27,7 @@ from tarn.model.tenant import (
     Tenant,
     TenantChange,
 )
-from tarn.model.workload import Work
+from tarn.model.work.workload import Work
 
 routes = router("/v1/admin", "admin")
 

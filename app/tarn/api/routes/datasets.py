@@ -24,7 +24,7 @@ from tarn.errors import (
     VersionNotFound,
 )
 from tarn.lake import catalog
-from tarn.model.dataset import (
+from tarn.model.datasets.dataset import (
     Catalog,
     CatalogMetadata,
     DatasetChange,
@@ -33,9 +33,9 @@ from tarn.model.dataset import (
     Version,
     matches_none_match,
 )
-from tarn.model.job import Job
 from tarn.model.names import FileName
 from tarn.model.tenant import Level
+from tarn.model.work.job import Job
 from tarn.storage import versions
 from tarn.storage.store import Missing
 

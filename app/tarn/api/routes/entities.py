@@ -7,9 +7,9 @@ from fastapi import Path, Response
 from tarn.api.http.ingest import Deleted, ParseOptionsDep, WriteRequestDep, Written, record_responses, write_responses
 from tarn.api.http.routing import records_body, router
 from tarn.errors import FieldError, QueryTimeout, SchemaViolation
-from tarn.journal.event_buffer import Events
 from tarn.journal.formats import ENTITY_TYPES
-from tarn.model.statement import LONGEST_ID, InvalidRecord, validate_id
+from tarn.journal.parsing.event_buffer import Events
+from tarn.model.ftm.statement import LONGEST_ID, InvalidRecord, validate_id
 from tarn.query import delete_counts
 from tarn.query.reader import Reading
 

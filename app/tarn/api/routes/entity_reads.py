@@ -21,9 +21,9 @@ from tarn.api.routes.entities import EntityId
 from tarn.datasets import registry
 from tarn.datasets.registry import Dataset
 from tarn.errors import EntityNotFound, FieldError, NotAcceptable, SchemaViolation
+from tarn.model.ftm.query import And, Comparison, EntityAggregate, EntityQuery, Facet, Node, Op, require_unique
+from tarn.model.ftm.query_fields import FieldName, SortKey
 from tarn.model.names import DatasetPattern, Origin
-from tarn.model.query import And, Comparison, EntityAggregate, EntityQuery, Facet, Node, Op, require_unique
-from tarn.model.query_fields import FieldName, SortKey
 from tarn.query import entities
 from tarn.query.entities import EntityLines, Line, LookupResult, Neighbour, NeighbourKey
 from tarn.query.reader import Reading

@@ -12,8 +12,8 @@ from tarn.api.http.services.container import ServicesDep
 from tarn.api.http.streaming.event_stream import MEDIA_TYPE, EventStream, Listener
 from tarn.api.http.streaming.row_formats import preferred
 from tarn.errors import JobNotFound, NotAcceptable, RateLimited
-from tarn.model.event import Event, EventKind
-from tarn.model.webhook import EVENT_HEADER, SIGNATURE_HEADER, TIME_HEADER
+from tarn.model.work.event import Event, EventKind
+from tarn.model.work.webhook import EVENT_HEADER, SIGNATURE_HEADER, TIME_HEADER
 
 routes = router("/v1/datasets/{dataset}", "events")
 job_routes = router("/v1/jobs", "events")

@@ -17,8 +17,8 @@ from tarn.api.http.streaming.file_responses import SENT, file_response
 from tarn.datasets.registry import Dataset
 from tarn.errors import DocumentInvalid, ExportMissing, RangeNotSatisfiable
 from tarn.lake import export_deltas as deltas
-from tarn.model.dataset import etag, matches_none_match
-from tarn.model.export import DELTA_INDEX, Export, ExportKind, ExportRecord, Freshness, media_type
+from tarn.model.datasets.dataset import etag, matches_none_match
+from tarn.model.datasets.export import DELTA_INDEX, Export, ExportKind, ExportRecord, Freshness, media_type
 from tarn.storage.store import Missing
 
 routes = router("/v1/datasets/{dataset}", "exports")

@@ -43,14 +43,14 @@ from tarn.errors import (
     SourceFailed,
 )
 from tarn.journal.batches import Batch
-from tarn.journal.event_buffer import Events
-from tarn.model.dataset import matches_none_match
-from tarn.model.entity import Exploder
+from tarn.journal.parsing.event_buffer import Events
+from tarn.model.datasets.dataset import matches_none_match
+from tarn.model.datasets.metadata import Metadata
 from tarn.model.file import ArchiveFile, NewFile, RemoteFile
+from tarn.model.ftm.entity import Exploder
+from tarn.model.ftm.omissions import Omissions
 from tarn.model.ids import now
-from tarn.model.metadata import Metadata
 from tarn.model.names import Checksum, FileId, FilePath, Origin
-from tarn.model.omissions import Omissions
 from tarn.model.preconditions import Conditions
 from tarn.model.timestamps import since_epoch
 from tarn.storage.store import Missing

@@ -12,7 +12,7 @@ from tarn.api.http.route_access import CallerDep
 from tarn.api.http.routing import IdParam, router
 from tarn.api.http.services.container import Services, ServicesDep
 from tarn.errors import Forbidden, JobConflict, JobNotFound
-from tarn.model.job import Job
+from tarn.model.work.job import Job
 
 routes = router("/v1/jobs", "jobs")
 

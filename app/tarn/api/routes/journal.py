@@ -6,7 +6,7 @@ from tarn.api.http.route_access import CallerDep, DatasetDep
 from tarn.api.http.routing import router
 from tarn.api.http.services.container import ServicesDep
 from tarn.errors import Backpressure
-from tarn.model.journal import Depth, RejectedEvent, RejectedRetry, Retried
+from tarn.model.datasets.journal import Depth, RejectedEvent, RejectedRetry, Retried
 
 routes = router("/v1/datasets/{dataset}/journal", "journal")
 

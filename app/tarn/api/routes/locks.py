@@ -10,8 +10,8 @@ from tarn.api.http.route_access import CallerDep, DatasetDep
 from tarn.api.http.routing import IdParam, router
 from tarn.api.http.services.container import ServicesDep
 from tarn.errors import Locked, LockLost, LockNotFound, QuotaExceeded
-from tarn.model.lock import AnyLock, HeldLock, Lock, NewLock, Token
 from tarn.model.names import LockName
+from tarn.model.work.lock import AnyLock, HeldLock, Lock, NewLock, Token
 
 routes = router("/v1/datasets/{dataset}/locks", "locks")
 admin_routes = router("/v1/admin/locks", "admin")

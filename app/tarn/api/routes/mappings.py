@@ -26,10 +26,10 @@ from tarn.errors import (
     UnsupportedMediaType,
     VersionNotFound,
 )
-from tarn.model.dataset import matches_none_match
-from tarn.model.job import Job, MappingOptions, Operation, ProcessOptions
-from tarn.model.mapping import TYPES, ListedMapping, Mapping, origin_of, parsed
+from tarn.model.datasets.dataset import matches_none_match
+from tarn.model.ftm.mapping import TYPES, ListedMapping, Mapping, origin_of, parsed
 from tarn.model.names import Checksum, FileName
+from tarn.model.work.job import Job, MappingOptions, Operation, ProcessOptions
 from tarn.storage import versions
 from tarn.storage.store import Missing
 

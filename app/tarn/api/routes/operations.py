@@ -10,7 +10,7 @@ from tarn.api.http.routing import router
 from tarn.api.http.services.container import Services, ServicesDep
 from tarn.api.routes.jobs import WaitParam, job_response
 from tarn.datasets.registry import Dataset
-from tarn.model.job import (
+from tarn.model.work.job import (
     CompactOptions,
     CrawlOptions,
     ExportOptions,

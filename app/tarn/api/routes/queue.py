@@ -23,9 +23,11 @@ from tarn.errors import (
     QueueItemNotFound,
     SchemaViolation,
 )
-from tarn.model.entity import Exploded, Exploder, truncated
+from tarn.model.ftm.entity import Exploded, Exploder, truncated
+from tarn.model.ftm.statement import InvalidRecord, validate_id
 from tarn.model.names import TenantName
-from tarn.model.queue import (
+from tarn.model.tenant import Level
+from tarn.model.work.queue import (
     Acknowledgement,
     NewQueueItem,
     PopOptions,
@@ -36,8 +38,6 @@ from tarn.model.queue import (
     TakenQueueItem,
     checked_payload,
 )
-from tarn.model.statement import InvalidRecord, validate_id
-from tarn.model.tenant import Level
 
 routes = router("/v1/datasets/{dataset}/queue", "queue")
 

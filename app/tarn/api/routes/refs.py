@@ -6,8 +6,8 @@ from tarn.api.http.route_access import CallerDep, DatasetDep
 from tarn.api.http.routing import router
 from tarn.api.http.services.container import ServicesDep
 from tarn.errors import NoSnapshots, RefNotFound, SnapshotGone, SnapshotNotFound
+from tarn.model.datasets.ref import NewRef, Ref
 from tarn.model.names import RefName
-from tarn.model.ref import NewRef, Ref
 
 routes = router("/v1/datasets/{dataset}/refs", "snapshots")
 

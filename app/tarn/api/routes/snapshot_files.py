@@ -4,7 +4,7 @@ import orjson
 import pyarrow as pa
 
 from tarn.api.http.streaming.row_formats import ResultRows, Row
-from tarn.model.snapshot import File, Scalar, Snapshot, Table, TableName
+from tarn.model.datasets.snapshot import File, Scalar, Snapshot, Table, TableName
 
 FIXED = pa.schema(
     [

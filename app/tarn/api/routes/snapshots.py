@@ -17,7 +17,7 @@ from tarn.api.routes.snapshot_files import file_rows
 from tarn.datasets.registry import Dataset
 from tarn.errors import ManifestInvalid, NoSnapshots, NotAcceptable, Problem, SnapshotGone, SnapshotNotFound
 from tarn.lake.snapshots import Named
-from tarn.model.snapshot import Counts, Snapshot, SnapshotOperation, Table
+from tarn.model.datasets.snapshot import Counts, Snapshot, SnapshotOperation, Table
 
 routes = router("/v1/datasets/{dataset}/snapshots", "snapshots")
 

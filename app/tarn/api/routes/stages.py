@@ -16,7 +16,7 @@ from tarn.api.routes.statements import StatementsDep
 from tarn.datasets.registry import Dataset
 from tarn.errors import Backpressure, PreconditionFailed, StageClosed, StageNotFound
 from tarn.journal.formats import ENTITY_TYPES, STATEMENT_TYPES
-from tarn.model.stage import NewStage, Stage, StageCommit
+from tarn.model.datasets.stage import NewStage, Stage, StageCommit
 
 routes = router("/v1/datasets/{dataset}/stages", "stages")
 

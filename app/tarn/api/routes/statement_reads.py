@@ -16,10 +16,10 @@ from tarn.api.http.streaming.row_formats import preferred
 from tarn.api.http.streaming.stream_response import Chunks, EndParam, StreamPiece, stream_response
 from tarn.api.routes.entity_reads import NONE, CanonicalIds, Ids, Kinds, Origins, Schemata
 from tarn.errors import FieldError, InvalidFormat, NotAcceptable, SchemaViolation
-from tarn.model.query_fields import property_names, schema_names
+from tarn.model.ftm.query_fields import property_names, schema_names
 from tarn.query import statements
+from tarn.query.output.statement_formats import FORMATS, NDJSON
 from tarn.query.reader import Reading
-from tarn.query.statement_formats import FORMATS, NDJSON
 from tarn.query.statements import StatementFilter, StatementPosition
 
 routes = router("/v1/datasets/{dataset}/statements", "statements")

@@ -16,8 +16,8 @@ from tarn.api.http.ingest import (
 )
 from tarn.api.http.routing import records_body, router
 from tarn.errors import QueryTimeout
-from tarn.journal.event_buffer import Events
 from tarn.journal.formats import STATEMENT_TYPES
+from tarn.journal.parsing.event_buffer import Events
 from tarn.model.names import Origin
 from tarn.query import delete_counts
 

@@ -10,8 +10,8 @@ from tarn.api.http.route_access import CallerDep, DatasetDep
 from tarn.api.http.routing import router
 from tarn.api.http.services.container import ServicesDep
 from tarn.errors import AlreadyExists, Forbidden, QuotaExceeded, TagNotFound
+from tarn.model.datasets.tag import Latest, NewTag, Tag
 from tarn.model.names import TagKey
-from tarn.model.tag import Latest, NewTag, Tag
 
 routes = router("/v1/datasets/{dataset}", "tags")
 

@@ -4,10 +4,10 @@ from tarn.api.http.problems import raises
 from tarn.api.http.route_access import CallerDep
 from tarn.api.http.routing import router
 from tarn.api.http.services.container import Services, ServicesDep
-from tarn.archive.urls import Url
+from tarn.archive.fetching.urls import Url
 from tarn.errors import FieldError, SchemaViolation, SourceFailed, TenantNotFound, WebhookNotFound
 from tarn.model.names import TenantName
-from tarn.model.webhook import NewWebhook, Webhook
+from tarn.model.work.webhook import NewWebhook, Webhook
 
 routes = router("/v1/admin/tenants/{tenant}/webhooks", "admin")
 

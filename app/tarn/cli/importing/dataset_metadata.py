@@ -31,7 +31,7 @@ def metadata(directory: DatasetDirectory) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of a configuration that are valid in Tarn, and the names of the others."""
     from pydantic import ValidationError
 
-    from tarn.model.dataset import DatasetMetadata
+    from tarn.model.datasets.dataset import DatasetMetadata
 
     valid: dict[str, Any] = {}
     unknown: list[str] = []
@@ -71,7 +71,7 @@ def mappings(directory: DatasetDirectory) -> Iterator[tuple[str, Any]]:
 
 def _plain_publisher(publisher: dict[str, Any]) -> dict[str, Any]:
     """Return the publisher without the labels that FtM computes."""
-    from tarn.model.dataset import Publisher
+    from tarn.model.datasets.dataset import Publisher
 
     return {name: value for name, value in publisher.items() if name in Publisher.model_fields and value is not None}
 

@@ -8,7 +8,7 @@ import typer
 from tarn.cli.output.tables import CommandOutput, printable
 
 if TYPE_CHECKING:
-    from tarn.model.recovery import BackupManifest, Losses, Reconciled, Reconciliation, RecordedBatch
+    from tarn.model.datasets.recovery import BackupManifest, Losses, Reconciled, Reconciliation, RecordedBatch
 
 SHOWN = 10
 """Maximum number of items of each kind in text output; JSON has all of them."""

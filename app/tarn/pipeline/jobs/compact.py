@@ -6,9 +6,9 @@ from tarn.datasets.registry import Dataset
 from tarn.errors import Internal
 from tarn.lake.commit import Build
 from tarn.lake.scans import partition_files, prune, select_marks
-from tarn.model.job import CompactOptions, CompactResult, Report
-from tarn.model.ranges import EVERYTHING, Range, span
-from tarn.model.snapshot import File, Snapshot, SnapshotOperation, TableName
+from tarn.model.datasets.ranges import EVERYTHING, Range, span
+from tarn.model.datasets.snapshot import File, Snapshot, SnapshotOperation, TableName
+from tarn.model.work.job import CompactOptions, CompactResult, Report
 from tarn.pipeline.jobs.rewrite import RewriteBase, RewritePlan, Rewriter
 from tarn.pipeline.jobs.split_ranges import FINE, split_range
 from tarn.pipeline.tasks.key_ranges import have_many_inserts, inserts_of, merge_adjacent, range_loads

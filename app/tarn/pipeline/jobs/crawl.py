@@ -13,19 +13,19 @@ from itertools import islice
 import structlog
 
 from tarn.archive import file_index
-from tarn.archive.fetch import Fetcher
-from tarn.archive.sources import ListedFile, ListingFailure
-from tarn.archive.urls import PORTS
+from tarn.archive.fetching.fetch import Fetcher
+from tarn.archive.fetching.sources import ListedFile, ListingFailure
+from tarn.archive.fetching.urls import PORTS
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.errors import Backpressure, TarnError
 from tarn.journal import head
 from tarn.lake.commit import StepCallback
-from tarn.model.cancellation import checked
+from tarn.model.ftm.omissions import Omissions
 from tarn.model.ids import now
-from tarn.model.job import CrawlOptions, CrawlResult, Existing, Progress, Report, ResumeLater, UncrawledFile
 from tarn.model.names import LAKEHOUSE, FilePath, TagKey, TenantName
-from tarn.model.omissions import Omissions
+from tarn.model.work.cancellation import checked
+from tarn.model.work.job import CrawlOptions, CrawlResult, Existing, Progress, Report, ResumeLater, UncrawledFile
 from tarn.pipeline.jobs.flush import Kernels
 from tarn.pipeline.jobs.flush_plan import SLOTS_PER_CORE, pack_into_slots
 from tarn.pipeline.tasks.crawl_tasks import FetchFiles

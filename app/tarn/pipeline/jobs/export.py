@@ -30,11 +30,15 @@ from tarn.lake import catalog, export_deltas, export_records, snapshots
 from tarn.lake.commit import StepCallback
 from tarn.lake.export_records import ExportState, RequestedFormat
 from tarn.lake.leases import Lease, Leases
-from tarn.model.cancellation import checked
-from tarn.model.dataset import DatasetConfig
-from tarn.model.export import ExportKind, ExportRecord, OmittedEdges
+from tarn.model.datasets.dataset import DatasetConfig
+from tarn.model.datasets.export import ExportKind, ExportRecord, OmittedEdges
+from tarn.model.datasets.ranges import EVERYTHING, Range
+from tarn.model.datasets.snapshot import Snapshot
+from tarn.model.ftm.statistics import Statistics
 from tarn.model.ids import new_id, now
-from tarn.model.job import (
+from tarn.model.names import LAKEHOUSE
+from tarn.model.work.cancellation import checked
+from tarn.model.work.job import (
     Exported,
     ExportOptions,
     ExportResult,
@@ -45,16 +49,12 @@ from tarn.model.job import (
     ResumeLater,
     SkippedExport,
 )
-from tarn.model.names import LAKEHOUSE
-from tarn.model.ranges import EVERYTHING, Range
-from tarn.model.snapshot import Snapshot
-from tarn.model.statistics import Statistics
 from tarn.pipeline.jobs.flush import Flush, Kernels
 from tarn.pipeline.jobs.rewrite import run_tasks
 from tarn.pipeline.jobs.split_ranges import split_range
 from tarn.pipeline.tasks.export_tasks import CountDifferences, ExportedRange, ExportRange
-from tarn.query.active_reads import ActiveReads
 from tarn.query.diff import files_of_one
+from tarn.query.engine.active_reads import ActiveReads
 from tarn.settings import Settings
 from tarn.storage import versions
 from tarn.storage.store import Missing, Store

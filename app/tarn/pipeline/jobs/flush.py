@@ -19,12 +19,12 @@ from tarn.journal import segments
 from tarn.journal.batch_contents import PURGE_ROWS
 from tarn.journal.depth import depth
 from tarn.lake.commit import Build, HeadMoved, SnapshotPublisher, StepCallback
-from tarn.model.flush import FlushOutcome, FlushProgress
+from tarn.model.datasets.flush import FlushOutcome, FlushProgress
+from tarn.model.datasets.snapshot import RejectedEventRef, Snapshot, SnapshotOperation, Tally
 from tarn.model.ids import new_id, now
-from tarn.model.job import Report
 from tarn.model.names import LAKEHOUSE
-from tarn.model.snapshot import RejectedEventRef, Snapshot, SnapshotOperation, Tally
 from tarn.model.timestamps import since_epoch
+from tarn.model.work.job import Report
 from tarn.pipeline.jobs.flush_plan import PendingSegment, pack_into_slots, tasks_of
 from tarn.pipeline.tasks.flush_segment import FlushSegment
 from tarn.pipeline.tasks.task import InvalidEvent, TableFiles, Task

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from tarn.datasets.registry import Dataset
 from tarn.journal.segments import Segment
-from tarn.model.dataset import DatasetConfig
-from tarn.model.shards import ALL_SHARDS
-from tarn.model.snapshot import Head
+from tarn.model.datasets.dataset import DatasetConfig
+from tarn.model.datasets.shards import ALL_SHARDS
+from tarn.model.datasets.snapshot import Head
 from tarn.pipeline.tasks.flush_segment import FlushSegment
 from tarn.pipeline.tasks.task import Task
 

@@ -30,18 +30,18 @@ from tarn.db.tables import journal_batches
 from tarn.errors import FieldError, FileNotFound, SchemaViolation, StageClosed, TarnError, Unavailable
 from tarn.journal import batches, stages
 from tarn.journal.batches import OPEN, STAGED, Batch, BatchWithEvents
-from tarn.journal.event_buffer import Events
-from tarn.journal.event_chunks import MOST_FAULTS
+from tarn.journal.parsing.event_buffer import Events
+from tarn.journal.parsing.event_chunks import MOST_FAULTS
 from tarn.lake.commit import StepCallback
-from tarn.model.cancellation import checked
+from tarn.model.datasets.stage import NewStage
+from tarn.model.ftm.mapping import origin_of, tag_of
+from tarn.model.ftm.omissions import Omissions
+from tarn.model.ftm.statement import microseconds
 from tarn.model.ids import now
-from tarn.model.job import Job, MappingOptions, MappingResult, Progress, Report
-from tarn.model.mapping import origin_of, tag_of
 from tarn.model.names import LAKEHOUSE, TagKey, TenantName
-from tarn.model.omissions import Omissions
-from tarn.model.stage import NewStage
-from tarn.model.statement import microseconds
 from tarn.model.tenant import Identity
+from tarn.model.work.cancellation import checked
+from tarn.model.work.job import Job, MappingOptions, MappingResult, Progress, Report
 from tarn.pipeline.jobs import spreadsheet
 from tarn.pipeline.jobs.flush import Kernels
 from tarn.pipeline.jobs.flush_plan import pack_into_slots

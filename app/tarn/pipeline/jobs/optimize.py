@@ -6,9 +6,9 @@ from itertools import groupby
 from tarn.datasets.registry import Dataset
 from tarn.lake.commit import TABLES
 from tarn.lake.table_schemas import PARTITIONED
-from tarn.model.job import OptimizeOptions, OptimizeResult, Report
-from tarn.model.ranges import span
-from tarn.model.snapshot import File, SnapshotOperation, TableName
+from tarn.model.datasets.ranges import span
+from tarn.model.datasets.snapshot import File, SnapshotOperation, TableName
+from tarn.model.work.job import OptimizeOptions, OptimizeResult, Report
 from tarn.pipeline.jobs.rewrite import RewriteBase, RewritePlan, Rewriter
 from tarn.pipeline.tasks.merge_files import CopyRows
 from tarn.pipeline.tasks.task import TableTask

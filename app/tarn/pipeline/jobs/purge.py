@@ -14,12 +14,12 @@ from tarn.journal import rejected, segments
 from tarn.lake import export_records, refs, snapshots
 from tarn.lake.commit import TABLES
 from tarn.lake.scans import Scans, prune
-from tarn.model.cancellation import interrupting
-from tarn.model.export import DELTA_INDEX, ExportKind, ExportRecord
+from tarn.model.datasets.export import DELTA_INDEX, ExportKind, ExportRecord
+from tarn.model.datasets.ranges import Range
+from tarn.model.datasets.snapshot import Snapshot, SnapshotOperation
 from tarn.model.ids import now
-from tarn.model.job import PurgeOptions, PurgeResult, Report, ResumeLater, VacuumOptions
-from tarn.model.ranges import Range
-from tarn.model.snapshot import Snapshot, SnapshotOperation
+from tarn.model.work.cancellation import interrupting
+from tarn.model.work.job import PurgeOptions, PurgeResult, Report, ResumeLater, VacuumOptions
 from tarn.pipeline.jobs.compact import plan_folds
 from tarn.pipeline.jobs.flush import Flush
 from tarn.pipeline.jobs.rewrite import RewriteBase, RewritePlan, Rewriter

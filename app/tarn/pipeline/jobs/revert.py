@@ -12,10 +12,10 @@ from tarn.journal import head
 from tarn.lake import snapshots
 from tarn.lake.commit import TABLES, Build, HeadMoved
 from tarn.lake.snapshots import Named
+from tarn.model.datasets.snapshot import File, Snapshot, SnapshotOperation, TableName, Tally
 from tarn.model.ids import new_id, now
-from tarn.model.job import Report, RevertOptions, RevertResult
-from tarn.model.snapshot import File, Snapshot, SnapshotOperation, TableName, Tally
 from tarn.model.timestamps import since_epoch
+from tarn.model.work.job import Report, RevertOptions, RevertResult
 from tarn.pipeline.jobs.flush import Flush
 from tarn.pipeline.jobs.rewrite import TRIES, RewriteBase, Rewriter, files_of, run_tasks, tally_of
 from tarn.pipeline.tasks.compare_snapshots import SnapshotFiles, UndoChanges, compare

@@ -13,10 +13,10 @@ from tarn.db.engine import Database
 from tarn.errors import SnapshotConflict, TarnError
 from tarn.lake import snapshots
 from tarn.lake.commit import Build, HeadMoved, SnapshotPublisher, StepCallback
-from tarn.model.dataset import DatasetConfig
+from tarn.model.datasets.dataset import DatasetConfig
+from tarn.model.datasets.snapshot import File, Head, Snapshot, SnapshotOperation, TableName, Tally
 from tarn.model.ids import new_id
-from tarn.model.job import MadeSnapshot, Progress, Report
-from tarn.model.snapshot import File, Head, Snapshot, SnapshotOperation, TableName, Tally
+from tarn.model.work.job import MadeSnapshot, Progress, Report
 from tarn.pipeline.jobs.flush import Kernels
 from tarn.pipeline.jobs.flush_plan import pack_into_slots
 from tarn.pipeline.tasks.task import TableFiles, TableTask, Task

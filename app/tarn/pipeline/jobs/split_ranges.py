@@ -8,9 +8,9 @@ import duckdb
 
 from tarn.datasets.registry import Dataset
 from tarn.lake.scans import Scans, within
-from tarn.model.cancellation import interrupting
-from tarn.model.ranges import Range
-from tarn.model.snapshot import File
+from tarn.model.datasets.ranges import Range
+from tarn.model.datasets.snapshot import File
+from tarn.model.work.cancellation import interrupting
 from tarn.storage.store import Store
 
 TASK_ROWS = 500_000

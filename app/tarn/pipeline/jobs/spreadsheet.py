@@ -22,7 +22,7 @@ from openpyxl.worksheet._read_only import ReadOnlyWorksheet
 from openpyxl.xml.constants import SHARED_STRINGS
 
 from tarn.errors import BodyTooLarge, FieldError, SchemaViolation, TarnError
-from tarn.model.cancellation import checked
+from tarn.model.work.cancellation import checked
 from tarn.pipeline.jobs.workbook_parts import RowCheck, StringCheck, WorkbookParts, invalid_workbook, scan
 
 ZIP = b"PK\x03\x04"

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from tarn.lake.live import sql
 from tarn.lake.scans import MARK, ROW, PartitionFile, Scans, partition_files, select_marks
+from tarn.model.datasets.snapshot import Snapshot, Tally
 from tarn.model.names import DatasetName
-from tarn.model.snapshot import Snapshot, Tally
 from tarn.pipeline.tasks.data_files import ROW_GROUP
 from tarn.pipeline.tasks.task import PendingFiles, TableTask, TaskContext
 from tarn.storage.layout import DatasetLayout

@@ -12,21 +12,21 @@ from sqlalchemy import Connection
 
 from tarn.access.audit import AuditedAction
 from tarn.archive import documents, file_index
+from tarn.archive.fetching.sources import ListedFile, Source
 from tarn.archive.files import SMALL, Archive, Reached, Staged
-from tarn.archive.sources import ListedFile, Source
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import TASK, Database
 from tarn.errors import BodyTooLarge, QuotaExceeded, TarnError
 from tarn.journal import batches
 from tarn.journal.batches import Batch, BatchWithEvents
-from tarn.journal.event_buffer import Events
-from tarn.model.entity import Exploder
+from tarn.journal.parsing.event_buffer import Events
 from tarn.model.file import ArchiveFile, NewFile
+from tarn.model.ftm.entity import Exploder
+from tarn.model.ftm.omissions import Omissions
 from tarn.model.ids import now
-from tarn.model.job import Existing
 from tarn.model.names import FilePath
-from tarn.model.omissions import Omissions
 from tarn.model.timestamps import since_epoch
+from tarn.model.work.job import Existing
 from tarn.pipeline.tasks.crawl_tasks import FailedFile, FetchedFiles, FetchFiles
 from tarn.storage.store import Store
 

@@ -12,11 +12,11 @@ from tarn.model.names import Origin
 from tarn.pipeline.tasks.task import Task, TaskContext
 
 if TYPE_CHECKING:
-    from tarn.archive.fetch import Fetcher
-    from tarn.archive.sources import ListedFile
-    from tarn.model.job import Existing
+    from tarn.archive.fetching.fetch import Fetcher
+    from tarn.archive.fetching.sources import ListedFile
+    from tarn.model.ftm.omissions import Omissions
     from tarn.model.names import TenantName
-    from tarn.model.omissions import Omissions
+    from tarn.model.work.job import Existing
     from tarn.settings import Settings
 
 

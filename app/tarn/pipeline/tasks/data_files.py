@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tarn.model.datasets.snapshot import Column, File
 from tarn.model.ids import new_id
-from tarn.model.snapshot import Column, File
 from tarn.storage.layout import data_file
 from tarn.storage.store import Store
 

@@ -17,14 +17,15 @@ import pyarrow.compute as pc
 
 from tarn.datasets.registry import Dataset
 from tarn.lake import snapshots
-from tarn.model.export import ExportKind, OmittedEdges
+from tarn.model.datasets.export import ExportKind, OmittedEdges
 from tarn.model.ids import new_id
 from tarn.pipeline.tasks.export_tasks import CountDifferences, ExportedRange, ExportRange
 from tarn.pipeline.tasks.task import TaskContext
-from tarn.query import documents, graph, live, statement_formats
-from tarn.query.assembly import entity_lines, invalid_count, ndjson
+from tarn.query import live
 from tarn.query.diff import Between, differences
 from tarn.query.incremental_statistics import ChangedStatistics, count_changed
+from tarn.query.output import documents, graph, statement_formats
+from tarn.query.output.assembly import entity_lines, invalid_count, ndjson
 from tarn.query.statements import sorted_rows
 from tarn.query.statistics import count_entities
 from tarn.query.views import View

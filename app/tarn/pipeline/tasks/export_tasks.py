@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarn.model.export import ExportKind, OmittedEdges
-from tarn.model.ranges import Range
+from tarn.model.datasets.export import ExportKind, OmittedEdges
+from tarn.model.datasets.ranges import Range
 from tarn.pipeline.tasks.task import Task, TaskContext
 
 if TYPE_CHECKING:
-    from tarn.model.statistics import Statistics
+    from tarn.model.ftm.statistics import Statistics
     from tarn.query.incremental_statistics import ChangedStatistics
 
 

@@ -17,10 +17,10 @@ from adbc_driver_manager import Error as DriverError
 
 from tarn.lake.live import sql
 from tarn.lake.scans import MARK, Scans, prune, select_marks
+from tarn.model.datasets.ranges import closed_range
+from tarn.model.datasets.shards import shard_of
+from tarn.model.datasets.snapshot import File, Snapshot, TableName, Tally
 from tarn.model.names import Origin
-from tarn.model.ranges import closed_range
-from tarn.model.shards import shard_of
-from tarn.model.snapshot import File, Snapshot, TableName, Tally
 from tarn.model.timestamps import FIRST_MOMENT, LAST_MOMENT
 from tarn.pipeline.tasks.append_only_fold import fold
 from tarn.pipeline.tasks.data_files import LARGEST_GROUP, ROW_GROUP, DataFileWriter

@@ -11,8 +11,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from tarn.lake.scans import select_marks
-from tarn.model.ranges import ColumnSpan, Range, span
-from tarn.model.snapshot import File, Snapshot
+from tarn.model.datasets.ranges import ColumnSpan, Range, span
+from tarn.model.datasets.snapshot import File, Snapshot
 
 
 class RangeLoad(NamedTuple):

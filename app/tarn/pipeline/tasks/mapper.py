@@ -33,8 +33,9 @@ from followthemoney.types.common import PropertyType
 from followthemoney.util import key_bytes, sanitize_text
 
 from tarn.errors import FieldError
-from tarn.journal.event_buffer import SCHEMA, Events, Kind
-from tarn.model.entity import (
+from tarn.journal.parsing.event_buffer import SCHEMA, Events, Kind
+from tarn.model.datasets.shards import shards_of
+from tarn.model.ftm.entity import (
     LONGEST_KNOWN,
     LONGEST_VALUE,
     MOST_KNOWN,
@@ -47,10 +48,9 @@ from tarn.model.entity import (
     Exploded,
     Exploder,
 )
-from tarn.model.mapping import MappingDocument, Query
+from tarn.model.ftm.mapping import MappingDocument, Query
+from tarn.model.ftm.statement import InvalidRecord, validate_id
 from tarn.model.names import DatasetName
-from tarn.model.shards import shards_of
-from tarn.model.statement import InvalidRecord, validate_id
 
 BLOCK_ROWS = 2048
 """Rows that are mapped together."""

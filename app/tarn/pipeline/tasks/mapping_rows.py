@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tarn.errors import FieldError
-from tarn.journal.event_chunks import CHUNK_BYTES, CHUNK_ROWS, MOST_FAULTS
+from tarn.journal.parsing.event_chunks import CHUNK_BYTES, CHUNK_ROWS, MOST_FAULTS
 from tarn.journal.stage_parts import StagePartWriter
-from tarn.model.mapping import MappingDocument
+from tarn.model.ftm.mapping import MappingDocument
+from tarn.model.ftm.omissions import Omissions
 from tarn.model.names import DatasetName
-from tarn.model.omissions import Omissions
 from tarn.pipeline.tasks.delimited import Dialect
 from tarn.pipeline.tasks.mapper import BLOCK_ROWS, Mapper
 from tarn.pipeline.tasks.mapping_tasks import MappedRows, MapRows

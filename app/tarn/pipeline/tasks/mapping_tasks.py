@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tarn.errors import FieldError
-from tarn.model.omissions import Omissions
+from tarn.model.ftm.omissions import Omissions
 from tarn.pipeline.tasks.task import Task, TaskContext
 
 

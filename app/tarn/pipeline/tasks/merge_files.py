@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from tarn.lake.live import sql
 from tarn.lake.scans import IDENTITY, MARK, ROW, PartitionFile, Scans, within
-from tarn.model.ranges import Range
-from tarn.model.snapshot import TableName, Tally
+from tarn.model.datasets.ranges import Range
+from tarn.model.datasets.snapshot import TableName, Tally
 from tarn.pipeline.tasks.data_files import LARGEST_GROUP, ROW_GROUP
 from tarn.pipeline.tasks.task import PendingFiles, TableTask, TaskContext
 from tarn.storage.duckdb_sql import quote_literal

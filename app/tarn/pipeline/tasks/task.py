@@ -14,9 +14,9 @@ import duckdb
 
 from tarn.lake.live import sql
 from tarn.lake.table_schemas import PARTITIONED, PRUNING, SCHEMAS
-from tarn.model.cancellation import interrupting
+from tarn.model.datasets.snapshot import File, TableName, Tally
 from tarn.model.names import DatasetName
-from tarn.model.snapshot import File, TableName, Tally
+from tarn.model.work.cancellation import interrupting
 from tarn.pipeline.tasks.data_files import DataFileWriter, FilePuts
 from tarn.pipeline.tasks.journal_slice import Journal, JournalReader
 from tarn.storage.layout import DatasetLayout

@@ -30,7 +30,7 @@ from tarn.errors import (
     SnapshotNotFound,
     TarnError,
 )
-from tarn.model.ref import StateName
+from tarn.model.datasets.ref import StateName
 from tarn.query.live import LookupTooLarge
 from tarn.query.reader import Reading, RequestedState
 

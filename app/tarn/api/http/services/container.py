@@ -19,7 +19,7 @@ from tarn.api.http.services.admission_cache import Admission, RevisionReader
 from tarn.api.http.services.event_hub import Hub
 from tarn.api.http.services.metrics import Metrics
 from tarn.api.http.services.ttl_cache import TtlCache
-from tarn.archive.fetch import Fetcher
+from tarn.archive.fetching.fetch import Fetcher
 from tarn.archive.file_service import FileService
 from tarn.archive.files import Archive
 from tarn.archive.uploads import Uploads
@@ -33,14 +33,14 @@ from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.workload import WorkloadReader
 from tarn.journal.depth import JournalService
-from tarn.journal.parser_pool import ParserPool
+from tarn.journal.parsing.parser_pool import ParserPool
 from tarn.journal.rejected import RejectedEventService
 from tarn.journal.stages import StageService
 from tarn.journal.writer import Writer
 from tarn.lake.export_records import ExportService
 from tarn.lake.refs import RefService
 from tarn.lake.snapshots import SnapshotService
-from tarn.model.entity import Exploder
+from tarn.model.ftm.entity import Exploder
 from tarn.query.reader import Reader
 from tarn.settings import Settings
 from tarn.storage.store import Store

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from tarn.coordination.database_metrics import DatabaseMetrics
 from tarn.db.engine import Database
 from tarn.errors import TarnError
-from tarn.model.export import ExportKind
+from tarn.model.datasets.export import ExportKind
 from tarn.model.ids import now
 from tarn.telemetry import Telemetry
 

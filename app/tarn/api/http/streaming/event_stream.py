@@ -32,8 +32,8 @@ from tarn.datasets.registry import Dataset
 from tarn.db import outbox
 from tarn.db.outbox import OutboxEvent
 from tarn.errors import BodyTimeout, TarnError, Unauthenticated
-from tarn.model.event import EventKind
 from tarn.model.tenant import Identity
+from tarn.model.work.event import EventKind
 
 MEDIA_TYPE = "text/event-stream"
 

@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 from tarn.api.http.limits.threads import iterate_in_threadpool, run_in_threadpool
 from tarn.api.http.problems import Responses
 from tarn.errors import RangeNotSatisfiable
-from tarn.model.dataset import matches_none_match
+from tarn.model.datasets.dataset import matches_none_match
 from tarn.storage.store import Entry, Missing, Store
 
 ONE_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})$", re.ASCII)

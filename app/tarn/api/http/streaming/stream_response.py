@@ -20,7 +20,7 @@ from tarn.api.http.reads.read_requests import ClientWatch, ReadRequest, snapshot
 from tarn.api.http.reads.read_scheduling import read_scheduler
 from tarn.datasets.registry import Dataset
 from tarn.errors import Internal, TarnError, Unavailable
-from tarn.query.engine import duckdb_errors_converted
+from tarn.query.engine.engine import duckdb_errors_converted
 from tarn.query.reader import Reading
 
 EndParam = Annotated[

@@ -1,0 +1,1 @@
+"""Fetch files from the web, from object stores and from local folders."""

@@ -1,0 +1,1 @@
+"""Parse bodies in child processes and collect their records into chunks."""

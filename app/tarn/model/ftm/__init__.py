@@ -1,0 +1,1 @@
+"""FollowTheMoney's entities and statements, mappings, and queries over them."""

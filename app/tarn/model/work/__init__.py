@@ -1,0 +1,1 @@
+"""Jobs, queue items, locks, events, and how work is scheduled and cancelled."""

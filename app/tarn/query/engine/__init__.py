@@ -1,0 +1,1 @@
+"""DuckDB: in this process for point lookups, in a low-priority process for queries."""

@@ -1,0 +1,1 @@
+"""Convert live rows to entities and to the formats that are sent."""
