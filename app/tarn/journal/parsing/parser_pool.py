@@ -4,8 +4,8 @@ Parsing is CPU-bound Python code that would block the readers of this interprete
 exhaust memory and time. So bodies are parsed in child processes, except the smallest line-based ones
 (`tarn.api.http.ingest`).
 
-1. fork server  `tarn.journal.parsing.parser_process`, started with the API: it has imported everything and forks children that
-                share its memory copy-on-write. A fork takes some milliseconds, a child some megabytes
+1. fork server  `tarn.journal.parsing.parser_process`, started with the API: it has imported everything and forks
+                children that share its memory copy-on-write. A fork takes some milliseconds, a child some megabytes
 2. children     one per body, up to a limit, so that no body waits for a slow client of another. A few idle children
                 are kept with their caches of schemata and values
 3. protocol     request and response: the child requests bytes (MORE), sends a chunk (CHUNK) or reports an error

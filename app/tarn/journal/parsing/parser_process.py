@@ -1,8 +1,8 @@
 """Fork server and parser child processes: `tarn.journal.parsing.parser_process MEMORY CPU`.
 
 The fork server imports everything that parsing needs, then forks a child whenever its parent
-(`tarn.journal.parsing.parser_pool`) requests one. It stays single-threaded except for an allocator's own thread. It reaps a
-child only on request, so that no pid is reused before the parent knows the child's exit status.
+(`tarn.journal.parsing.parser_pool`) requests one. It stays single-threaded except for an allocator's own thread. It
+reaps a child only on request, so that no pid is reused before the parent knows the child's exit status.
 
 A child parses one body after the other until its connection is closed, and keeps its caches of schemata and values
 between bodies. Its memory and CPU time are limited; the CPU limit grows with the body. It opens neither the database

@@ -2,7 +2,8 @@
 
 DuckDB's Python client takes the GIL after every piece of its work. When such threads ran in the process of the event
 loop, on processors that were busy with queries, every request waited for milliseconds at a time. In a child process
-(`tarn.query.engine.duckdb_server`) these threads only wait for each other, and the whole process can have a low priority.
+(`tarn.query.engine.duckdb_server`) these threads only wait for each other, and the whole process can have a low
+priority.
 
 Each session has a connection, on which the parent sends requests and the child answers. The connection with which the
 child was started carries everything else: the start of a session, with its connection; interrupts; and the number of

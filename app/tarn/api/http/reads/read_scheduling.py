@@ -4,7 +4,8 @@ Reads that never pause use all processors, and slowed concurrent ingest down to 
 costs it a few milliseconds; delaying a body costs it the time of every read before it.
 
 There are two kinds of reads, each with its own semaphore. A point lookup of one entity takes a millisecond or two, and
-waits for no query. A query may scan everything: its thread waits for a low-priority process (`tarn.query.engine.engine`).
+waits for no query. A query may scan everything: its thread waits for a low-priority process
+(`tarn.query.engine.engine`).
 """
 
 import asyncio
