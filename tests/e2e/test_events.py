@@ -333,7 +333,7 @@ def test_client_that_never_reads_is_disconnected_and_others_are_not_affected(adm
     with database.write() as connection:
         for _ in range(400):
             events.record(connection, stream, EventKind.FILES_PUT, count=20, files=files)
-    stalled = 'tarn_event_streams_ended_total{reason="stood still"}'
+    stalled = 'tarn_event_streams_ended_total{reason="stalled"}'
     before, threads = metric(admin, stalled), psutil.Process(server.process.pid).num_threads()
     with socket.socket() as stuck:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -20,7 +20,7 @@ def get_webhook(services: ServicesDep, tenant: TenantName) -> Webhook:
 
 @routes.put("", responses=raises(TenantNotFound))
 def set_webhook(services: ServicesDep, caller: CallerDep, tenant: TenantName, new: NewWebhook) -> Webhook:
-    """Set a tenant's webhook. A new one gets events from now on; an existing one continues, also if it had given up."""
+    """Set a tenant's webhook. A new one gets events from now on; one in the state `given_up` resumes."""
     _check_url(services, new.url)
     return services.webhooks.set(tenant, new, caller.act)
 

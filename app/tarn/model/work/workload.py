@@ -19,7 +19,7 @@ class WorkerSeen(BaseModel):
 
 
 class Waiting(BaseModel):
-    """What waits in one dataset's journal."""
+    """Unflushed statements in one dataset's journal."""
 
     dataset: DatasetName
     rows: int
@@ -28,16 +28,16 @@ class Waiting(BaseModel):
 
 
 class Done(BaseModel):
-    """Jobs of one operation, by what became of them, as far as they are kept."""
+    """Number of jobs of one operation in one state, of the jobs that are still stored."""
 
     operation: Operation
     state: JobState
     jobs: int
-    last: datetime | None = Field(description="When the last of them was over.")
+    last: datetime | None = Field(description="When the last of them finished.")
 
 
 class Work(BaseModel):
-    """Workers, what waits for them, and what they do."""
+    """Workers, the datasets with unflushed statements, and jobs."""
 
     workers: list[WorkerSeen]
     journal: list[Waiting] = Field(description="The datasets whose statements have waited longest, up to a hundred.")

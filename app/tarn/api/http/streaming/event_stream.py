@@ -115,13 +115,13 @@ class EventStream(Response):
 
     async def _respond(self, follower: Follower, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self._watch(follower, receive))
-        reason = "broken off"
+        reason = "aborted"
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             reason = await self._send_events(follower, send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except ClientStalled:
-            reason = "stood still"
+            reason = "stalled"
             log.info("event stream aborted: the client stopped reading", sent=self._sent)
             scope[ABORT]()
             # Until Uvicorn has seen the disconnect: else it reports an incomplete response.
@@ -159,7 +159,7 @@ class EventStream(Response):
             first = False
             if page is None and self._access is not None and self._access.deleted:
                 if ended:
-                    return "gone"
+                    return "deleted"
                 # The deletion was seen after the events were read: read once more, for the last events.
                 first = ended = True
                 continue
@@ -173,15 +173,15 @@ class EventStream(Response):
                 self._services.metrics.events_sent.inc()
                 shown = event.number
             if self._listener.job is not None and any(event.kind.ends_job for event in events):
-                return "over"
+                return "finished"
         return reason
 
     def _over(self, end: float) -> str | None:
         if self._disconnected.is_set():
-            return "left"
+            return "disconnected"
         if self._services.hub.stopping:
             return "stopping"
-        return "long" if time.monotonic() >= end else None
+        return "time limit" if time.monotonic() >= end else None
 
     async def _pause(
         self, follower: Follower, send: Send, seconds: float, position: int, shown: int | None = None
