@@ -88,22 +88,26 @@ bench: setup
 setup: system $(VENV)/.done
 
 # Running needs no development tools: `.run` marks an environment with the server's packages, `.done` one with all.
-# Packages are installed with uv if it is available, and with pip otherwise. Tarn and its client are given together, so
-# that the client is not looked up in the package index.
+# Packages are installed with uv if it is available, and with pip otherwise; Python compiles the modules that are used
+# when they are first imported, not all that are installed. Tarn and its client are given together, so that the client
+# is not looked up in the package index.
 UV      := $(shell command -v uv)
-INSTALL  = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check) \
+INSTALL  = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile) \
 	--constraint constraints.txt --editable ./clients/python --editable
+PACKAGES := pyproject.toml clients/python/pyproject.toml constraints.txt
 
-$(VENV)/.done: $(VENV)/.run
+$(VENV)/.done: $(PACKAGES) | $(VENV)/bin/python
 	$(INSTALL) '.[dev]'
+	@touch $(VENV)/.run $@
+
+$(VENV)/.run: $(PACKAGES) | $(VENV)/bin/python
+	$(INSTALL) .
 	@touch $@
 
-$(VENV)/.run: pyproject.toml clients/python/pyproject.toml constraints.txt
+$(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Tarn needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) .
-	@touch $@
 
 system:
 	@sh .ci/system

@@ -30,7 +30,7 @@ STATEMENTS = "/v1/datasets/large/statements"
 # The server is slow to fill: one test process starts it for all cases.
 pytestmark = pytest.mark.xdist_group("large")
 
-MANY = 40_000
+MANY, HUGE = 4_000, 40_000
 TAKE = 64 << 10
 MEMORY = 96 << 20
 STREAM_PATIENCE = 2.0
@@ -38,7 +38,7 @@ STREAM_PATIENCE = 2.0
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory, kernel_process: ProcessPoolExecutor) -> Iterator[Server]:
-    """Start a server with little memory for queries and 40 000 flushed entities of twelve kilobytes."""
+    """Start a server with little memory for queries and 4 000 flushed entities of twelve kilobytes."""
     folder = tmp_path_factory.mktemp("streams")
     (folder / "tmp").mkdir()
     limits = {
@@ -49,24 +49,34 @@ def large(tmp_path_factory: pytest.TempPathFactory, kernel_process: ProcessPoolE
         "TARN_FLUSH_BYTES": "1000000000000",
     }
     with running(folder, TMPDIR=str(folder / "tmp"), **limits) as server:
-        client = server.client()
-        assert client.post("/v1/datasets", json={"name": "large"}).status_code == 201
-        answer = client.post(
-            f"{ENTITIES}?origin=crawl", content=_lines(), headers={"Content-Type": "application/x-ndjson"}, timeout=300
-        )
-        assert answer.status_code == 200, answer.text
-        _flush(folder, kernel_process)
+        _fill(server, kernel_process, "large", MANY)
         yield server
 
 
-def _lines() -> Iterator[bytes]:
-    for number in range(MANY):
-        name = f"Person number {number * 7919 % MANY}"
+@pytest.fixture
+def huge(large: Server, kernel_process: ProcessPoolExecutor) -> str:
+    """Return the path of a stream of 480 MB."""
+    _fill(large, kernel_process, "huge", HUGE)
+    return "/v1/datasets/huge/entities/stream"
+
+
+def _fill(server: Server, pool: ProcessPoolExecutor, dataset: str, count: int) -> None:
+    client, content_type = server.client(), {"Content-Type": "application/x-ndjson"}
+    assert client.post("/v1/datasets", json={"name": dataset}).status_code == 201
+    path = f"/v1/datasets/{dataset}/entities?origin=crawl"
+    answer = client.post(path, content=_lines(count), headers=content_type, timeout=300)
+    assert answer.status_code == 200, answer.text
+    _flush(server.folder, pool, dataset)
+
+
+def _lines(count: int) -> Iterator[bytes]:
+    for number in range(count):
+        name = f"Person number {number * 7919 % count}"
         properties = {"name": [name], "country": ["de", "fr"], "notes": [f"{name} " * 600]}
         yield json.dumps({"id": f"p-{number:06d}", "schema": "Person", "properties": properties}).encode() + b"\n"
 
 
-def _flush(folder: Path, pool: ProcessPoolExecutor) -> None:
+def _flush(folder: Path, pool: ProcessPoolExecutor, name: str) -> None:
     """Flush outside the server, as its worker would with Spark."""
     settings = load_settings(
         database_url=f"sqlite:///{folder}/data/tarn.db",
@@ -74,7 +84,7 @@ def _flush(folder: Path, pool: ProcessPoolExecutor) -> None:
         admin_key_file=folder / "data" / "admin.key",
     )
     database, store = Database(settings.database_url), Store(Connection.from_settings(settings))
-    dataset = dataset_of(database, "large")
+    dataset = dataset_of(database, name)
     publisher = SnapshotPublisher(database, store, settings, "tester")
     done = Flush(database, store, publisher, lambda: DirectKernels(settings, pool)).run([dataset], lambda: None)
     assert done[dataset.id].error is None
@@ -127,8 +137,9 @@ def cpu(server: Server) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in readers(server))
 
 
-def test_memory_is_bounded_while_a_client_reads_a_large_stream_slowly(large: Server, client: httpx.Client):
-    size = len(client.get(STREAM).content)
+@pytest.mark.long
+def test_memory_is_bounded_while_a_client_reads_a_large_stream_slowly(large: Server, huge: str, client: httpx.Client):
+    size = len(client.get(huge).content)
     processes = readers(large)
 
     def memory() -> int:
@@ -137,13 +148,13 @@ def test_memory_is_bounded_while_a_client_reads_a_large_stream_slowly(large: Ser
     before = memory()
     most, last = 0, b""
 
-    with client.stream("GET", f"{STREAM}?end=true") as answer:
+    with client.stream("GET", f"{huge}?end=true") as answer:
         for chunk in answer.iter_raw(TAKE):
             most = max(most, memory())
             last = (last + chunk)[-1000:]
 
     end = json.loads(last.splitlines()[-1])["$end"]
-    assert end == {"snapshot": answer.headers["Tarn-Snapshot"], "count": MANY, "invalid": 0}
+    assert end == {"snapshot": answer.headers["Tarn-Snapshot"], "count": HUGE, "invalid": 0}
     assert size > 4 * MEMORY
     # What allocators keep is added to the query's memory limit, however long the stream is.
     assert most - before < size * 2 / 3
