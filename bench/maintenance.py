@@ -42,7 +42,7 @@ def run() -> dict[str, Any]:
         lines = path.read_bytes().splitlines()
         home = Path(name) / "home"
         home.mkdir()
-        with running(home, "serve", **QUIET, TARN_UPKEEP_EVERY=str(MAINTENANCE_INTERVAL)) as server:
+        with running(home, "serve", **QUIET, TARN_MAINTENANCE_INTERVAL=str(MAINTENANCE_INTERVAL)) as server:
             results |= _size(BenchDataset(server, "same"), lines)
             store = BenchDataset(server, "full")
             results |= _full(store, lines)

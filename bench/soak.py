@@ -42,7 +42,7 @@ PAUSE = 0.02
 """Seconds between two requests of a client."""
 MOVE_REF_EVERY, VACUUM_EVERY = 7.0, 40.0
 REF = "checked"
-SETTINGS = {"TARN_FLUSH_AGE": "1", "TARN_UPKEEP_EVERY": "2", "TARN_READER_HEARTBEAT": "0.5"}
+SETTINGS = {"TARN_FLUSH_AGE": "1", "TARN_MAINTENANCE_INTERVAL": "2", "TARN_READER_HEARTBEAT": "0.5"}
 POLICY = {"retention": {"count": 5, "days": 0}}
 MAINTENANCE = ("compact", "optimize", "vacuum")
 

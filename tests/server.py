@@ -13,6 +13,9 @@ import httpx
 
 READY = "Tarn listens on "
 
+MAINTENANCE_INTERVAL = {"tarn": "TARN_MAINTENANCE_INTERVAL", "app": "TARN_UPKEEP_EVERY"}
+"""The variable of this setting, by the import package of the version: `app` up to 0.1, which has the former name."""
+
 
 class Server:
     """A running `tarn serve` or `tarn api`, and clients for it."""
@@ -56,7 +59,7 @@ def running(
             cwd=folder,
             # No automatic flush or maintenance, and so no Spark, unless a test configures it.
             env=clean_environment(
-                **{"TARN_PORT": "0", "TARN_FLUSH_AGE": "86400", "TARN_UPKEEP_EVERY": "86400"} | environment
+                **{"TARN_PORT": "0", "TARN_FLUSH_AGE": "86400", MAINTENANCE_INTERVAL[package]: "86400"} | environment
             ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

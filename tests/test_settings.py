@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tarn.errors import StartRefused
-from tarn.settings import Settings, load_settings, settings_table
+from tarn.settings import PREFIX, RENAMED, Settings, deprecation_warnings, load_settings, settings_table
 
 
 def test_defaults_run_on_one_machine_without_configuration():
@@ -68,7 +68,14 @@ def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch)
         ("TARN_FETCH_ROOTS", "/srv/../etc", "TARN_FETCH_ROOTS: each folder must be an absolute path"),
         ("TARN_FETCH_STORES", "s3://drop", "TARN_FETCH_STORES: must be a JSON object"),
         ("TARN_FETCH_STORES", '{"http://drop": {}}', "TARN_FETCH_STORES: each store must look like s3://bucket"),
-        ("TARN_FETCH_PATIENCE", "0", "TARN_FETCH_PATIENCE"),
+        ("TARN_FETCH_TIMEOUT", "0", "TARN_FETCH_TIMEOUT"),
+        ("TARN_FETCH_PATIENCE", "0", "TARN_FETCH_PATIENCE: .*greater than 0"),
+        (
+            "TARN_STREAM_TIMEOUTS",
+            "5",
+            "TARN_STREAM_TIMEOUTS is not a setting of Tarn; did you mean TARN_STREAM_TIMEOUT",
+        ),
+        ("TARN_STREAM_PATIENC", "5", "TARN_STREAM_PATIENC is not a setting of Tarn"),
     ],
 )
 def test_invalid_setting_is_rejected_in_one_sentence_with_its_name(
@@ -77,6 +84,40 @@ def test_invalid_setting_is_rejected_in_one_sentence_with_its_name(
     monkeypatch.setenv(variable, value)
 
     with pytest.raises(StartRefused, match=sentence) as refused:
+        load_settings()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("former", "name"), RENAMED.items())
+def test_deprecated_variable_sets_the_renamed_setting_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, former: str, name: str
+):
+    deprecated, current = f"{PREFIX}{former.upper()}", f"{PREFIX}{name.upper()}"
+    monkeypatch.setenv(deprecated, "7")
+
+    assert getattr(load_settings(), name) == 7
+    assert deprecation_warnings() == [f"{deprecated} is deprecated: use {current}"]
+
+
+def test_deprecated_variable_is_overridden_by_an_argument(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TARN_STREAM_PATIENCE", "7")
+
+    assert load_settings(stream_timeout=8).stream_timeout == 8
+
+
+def test_current_variable_sets_a_renamed_setting_without_a_warning(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TARN_STREAM_TIMEOUT", "7")
+
+    assert load_settings().stream_timeout == 7
+    assert deprecation_warnings() == []
+
+
+@pytest.mark.parametrize("current", ["TARN_STREAM_TIMEOUT", "tarn_stream_timeout"])
+def test_deprecated_and_current_variable_together_are_refused(monkeypatch: pytest.MonkeyPatch, current: str):
+    monkeypatch.setenv("TARN_STREAM_PATIENCE", "7")
+    monkeypatch.setenv(current, "7")
+
+    with pytest.raises(StartRefused, match=r"^TARN_STREAM_PATIENCE and TARN_STREAM_TIMEOUT are both set") as refused:
         load_settings()
     assert "\n" not in str(refused.value)
 

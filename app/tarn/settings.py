@@ -21,6 +21,18 @@ PREFIX = "TARN_"
 CLIENT_VARIABLES = frozenset({"TARN_URL", "TARN_KEY"})
 """Environment variables of the CLI client; not settings of the server."""
 
+RENAMED = {
+    "fetch_patience": "fetch_timeout",
+    "fetch_longest": "fetch_max_seconds",
+    "spark_patience": "executor_timeout",
+    "upkeep_every": "maintenance_interval",
+    "stream_patience": "stream_timeout",
+    "event_longest": "event_max_seconds",
+    "event_most": "event_max_retained",
+    "webhook_patience": "webhook_timeout",
+}
+"""Deprecated names of settings, and the current ones. A variable with a deprecated name still works."""
+
 LAKE_SCHEMES = ("", "file", "s3", "gs", "az")
 
 STORE = re.compile(r"(s3|gs|az)://[^/@?#\s]+(/[^/?#\s]+)*")
@@ -197,10 +209,10 @@ class Settings(BaseSettings):
         "not public, such as hosts of an intranet.",
     )
     fetch_max_bytes: int = Field(16 << 30, ge=1, description="Largest file that may be fetched, in bytes.")
-    fetch_patience: float = Field(
+    fetch_timeout: float = Field(
         30, gt=0, description="Seconds without a byte received after which a fetch from the web is aborted."
     )
-    fetch_longest: float = Field(3600, gt=0, description="Maximum duration of a fetch from the web, in seconds.")
+    fetch_max_seconds: float = Field(3600, gt=0, description="Maximum duration of a fetch from the web, in seconds.")
 
     batch_expiry: float = Field(
         600, gt=0, description="Seconds without progress after which an upload of entities or statements expires."
@@ -244,13 +256,13 @@ class Settings(BaseSettings):
         description="Shared secret of the processes of a standalone Spark cluster (`spark.authenticate.secret`). "
         "On a local master and on Kubernetes, Spark generates one.",
     )
-    spark_patience: float = Field(
+    executor_timeout: float = Field(
         600,
         gt=0,
         description="Seconds that a job on a Spark cluster waits for an executor before it is returned to the queue to "
         "be retried.",
     )
-    upkeep_every: float = Field(
+    maintenance_interval: float = Field(
         10, gt=0, description="Seconds between two checks for datasets that are due for maintenance."
     )
     job_days: float = Field(30, gt=0, description="Days for which a finished job is kept.")
@@ -313,7 +325,7 @@ class Settings(BaseSettings):
         le=86_400,
         description="Maximum duration of a query or point lookup in seconds, counted from when it gets a slot (504).",
     )
-    stream_patience: float = Field(
+    stream_timeout: float = Field(
         300, gt=0, description="Seconds without the client reading after which a stream is closed."
     )
     stream_seconds: float = Field(
@@ -329,7 +341,7 @@ class Settings(BaseSettings):
     event_heartbeat: float = Field(
         15, gt=0, description="Seconds without an event after which an event stream sends a keep-alive comment."
     )
-    event_longest: float = Field(
+    event_max_seconds: float = Field(
         3600, gt=0, description="Seconds after which the server ends an event stream; its client reconnects."
     )
     event_streams: int = Field(1000, ge=1, le=100_000, description="Maximum open event streams of an API process.")
@@ -337,10 +349,10 @@ class Settings(BaseSettings):
         100, ge=1, le=100_000, description="Maximum open event streams of one tenant at an API process."
     )
     event_days: float = Field(7, gt=0, description="Days for which an event is kept and can be replayed.")
-    event_most: int = Field(
+    event_max_retained: int = Field(
         100_000, ge=1, description="Maximum number of events of one dataset that are kept and can be replayed."
     )
-    webhook_patience: float = Field(10, gt=0, description="Timeout in seconds of one webhook delivery.")
+    webhook_timeout: float = Field(10, gt=0, description="Timeout in seconds of one webhook delivery.")
     webhook_attempts: int = Field(
         20, ge=1, le=1000, description="Delivery attempts of one event after which its webhook is disabled."
     )
@@ -452,18 +464,45 @@ class Settings(BaseSettings):
 
 def load_settings(**overrides: Any) -> Settings:
     """Return the settings from the environment. Raises StartRefused with one sentence naming the invalid variable."""
-    known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} | CLIENT_VARIABLES
+    deprecated = _deprecated_variables()
+    known = {_variable(name) for name in Settings.model_fields} | CLIENT_VARIABLES
     for variable in sorted(name for name in os.environ if name.upper().startswith(PREFIX)):
-        if variable.upper() not in known:
+        if variable.upper() not in known and variable not in deprecated:
             near = difflib.get_close_matches(variable.upper(), known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise StartRefused(f"{variable} is not a setting of Tarn{hint}")
+    present = {name.upper() for name in os.environ}
+    aliased: dict[str, str] = {}
+    for variable, name in deprecated.items():
+        if _variable(name) in present:
+            raise StartRefused(
+                f"{variable} and {_variable(name)} are both set: remove {variable}, the deprecated name of the same "
+                "setting"
+            )
+        aliased[name] = variable
+    values: dict[str, Any] = {name: os.environ[variable] for name, variable in aliased.items()} | overrides
     try:
-        return Settings(**overrides)
+        return Settings(**values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = f"{PREFIX}{str(first['loc'][0]).upper()}: " if first["loc"] else ""
+        name = str(first["loc"][0]) if first["loc"] else ""
+        where = f"{aliased.get(name, _variable(name))}: " if name else ""
         raise StartRefused(f"{where}{first['msg'].removeprefix('Value error, ')}") from None
+
+
+def deprecation_warnings() -> list[str]:
+    """Return one sentence for each environment variable that has a deprecated name."""
+    return [f"{variable} is deprecated: use {_variable(name)}" for variable, name in _deprecated_variables().items()]
+
+
+def _deprecated_variables() -> dict[str, str]:
+    """Return the environment variables that have a deprecated name, each with the current name of its setting."""
+    current = {_variable(former): name for former, name in RENAMED.items()}
+    return {variable: current[variable.upper()] for variable in sorted(os.environ) if variable.upper() in current}
+
+
+def _variable(name: str) -> str:
+    return f"{PREFIX}{name.upper()}"
 
 
 def _parsed(value: Any, example: str) -> Any:
@@ -484,8 +523,10 @@ def _check_postgresql(url: URL) -> None:
 def settings_table() -> str:
     """Return the settings as a Markdown table: the body of docs/settings.md, which `make docs` writes."""
     lines = ["| variable | default | meaning |", "|---|---|---|"]
+    deprecated = {name: _variable(former) for former, name in RENAMED.items()}
     for name, field in Settings.model_fields.items():
         default = field.get_default(call_default_factory=True, validated_data={})
         shown = "" if default is None or default in ({}, ()) else f"`{default}`"
-        lines.append(f"| `{PREFIX}{name.upper()}` | {shown} | {field.description} |")
+        alias = f" Deprecated name: `{deprecated[name]}`." if name in deprecated else ""
+        lines.append(f"| `{_variable(name)}` | {shown} | {field.description}{alias} |")
     return "\n".join(lines) + "\n"

@@ -71,7 +71,7 @@ def fetcher_of(tmp_path) -> FetcherOf:
             "database_url": f"sqlite:///{tmp_path}/tarn.db",
             "admin_key_file": tmp_path / "admin.key",
             "fetch_private_hosts": ("files.test",),
-            "fetch_patience": 20,
+            "fetch_timeout": 20,
         } | settings
         return Fetcher.from_settings(load_settings(**given), resolve, **({"clock": clock} if clock else {}))
 

@@ -98,7 +98,7 @@ def test_no_notation_of_the_loopback_address_reaches_it(fetcher_of: FetcherOf, c
 
 
 def test_canary_detects_a_connection(canary: Canary, fetcher_of: FetcherOf):
-    fetcher = fetcher_of(fetch_private_hosts=("127.0.0.1",), fetch_patience=0.01)
+    fetcher = fetcher_of(fetch_private_hosts=("127.0.0.1",), fetch_timeout=0.01)
 
     with pytest.raises(SourceFailed):
         fetcher.open(f"http://127.0.0.1:{canary.port}/")

@@ -356,7 +356,7 @@ def test_certificate_of_an_unknown_authority_is_refused(fetcher: Fetcher, secure
 
 def test_server_that_never_completes_the_handshake_times_out(fetcher_of: FetcherOf):
     with listening() as listener, pytest.raises(SourceFailed, match="takes too long"):
-        fetcher_of(fetch_patience=0.05).open(f"https://files.test:{listener.getsockname()[1]}/x")
+        fetcher_of(fetch_timeout=0.05).open(f"https://files.test:{listener.getsockname()[1]}/x")
 
 
 def test_redirect_from_https_to_http_is_refused(trusting: Fetcher, secure: Scripted, server: Scripted):
@@ -473,7 +473,7 @@ def test_server_that_sends_nothing_times_out(fetcher_of: FetcherOf, server: Scri
 
     server.scripts["/x"] = block
     with pytest.raises(SourceFailed, match="takes too long"):
-        fetcher_of(fetch_patience=0.05).open(address(server, "/x"))
+        fetcher_of(fetch_timeout=0.05).open(address(server, "/x"))
     server.over.set()
 
 
@@ -483,7 +483,7 @@ def test_server_that_stops_midway_times_out(fetcher_of: FetcherOf, server: Scrip
         server.over.wait()
 
     server.scripts["/x"] = halting
-    source = fetcher_of(fetch_patience=0.05).open(address(server, "/x"))
+    source = fetcher_of(fetch_timeout=0.05).open(address(server, "/x"))
     with pytest.raises(SourceFailed, match="takes too long"):
         read(source)
     server.over.set()
@@ -493,7 +493,7 @@ def test_server_that_stops_midway_times_out(fetcher_of: FetcherOf, server: Scrip
 def test_server_that_sends_slowly_without_end_times_out(fetcher_of: FetcherOf, server: Scripted, beginning: bytes):
     """Advance the clock by a second at each reading, so that the fetch has a few dozen reads however fast they are."""
     server.scripts["/x"] = lambda: itertools.chain([beginning], itertools.repeat(beginning))
-    fetcher = fetcher_of(clock=itertools.count().__next__, fetch_longest=12)
+    fetcher = fetcher_of(clock=itertools.count().__next__, fetch_max_seconds=12)
 
     with pytest.raises(SourceFailed, match="takes too long"):
         read(fetcher.open(address(server, "/x")))
@@ -508,7 +508,7 @@ def test_name_server_that_never_responds_times_out_and_occupies_a_bounded_number
         released.wait()
         return ["127.0.0.1"]
 
-    fetcher = fetcher_of(resolve=hanging, fetch_patience=0.01)
+    fetcher = fetcher_of(resolve=hanging, fetch_timeout=0.01)
     for number in range(AT_ONCE + 8):
         with pytest.raises(SourceFailed, match="takes too long to be resolved"):
             fetcher.open(f"http://{number}.test/x")
@@ -525,7 +525,7 @@ def test_names_are_resolved_again_when_the_name_server_recovers(fetcher_of: Fetc
         released.wait()
         return ["127.0.0.1"]
 
-    fetcher = fetcher_of(resolve=hanging, fetch_patience=0.01)
+    fetcher = fetcher_of(resolve=hanging, fetch_timeout=0.01)
     for _ in range(AT_ONCE + 1):
         with pytest.raises(SourceFailed):
             fetcher.open("http://files.test/x")

@@ -45,7 +45,7 @@ ALWAYS_PASTED = [ROOT / "README.md", SITE / "api.md"]
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Start one server for all pages, with default settings."""
-    with running(tmp_path_factory.mktemp("docs"), TARN_FLUSH_AGE="10", TARN_UPKEEP_EVERY="10") as server:
+    with running(tmp_path_factory.mktemp("docs"), TARN_FLUSH_AGE="10", TARN_MAINTENANCE_INTERVAL="10") as server:
         yield server
 
 

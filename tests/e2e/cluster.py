@@ -163,7 +163,7 @@ def cluster(folder: Path, database_url: str, s3: S3Server) -> Iterator[Cluster]:
         "TARN_STORAGE_OPTIONS": json.dumps(s3.options),
         "TARN_ADMIN_KEY": ADMIN_KEY,
         "TARN_FLUSH_AGE": "86400",
-        "TARN_UPKEEP_EVERY": "86400",
+        "TARN_MAINTENANCE_INTERVAL": "86400",
         # Two cores run all of this, so a live process may send no heartbeat for a while.
         "TARN_WORKER_HEARTBEAT": "1",
         "TARN_WORKER_SILENT_AFTER": "10",

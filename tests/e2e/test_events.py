@@ -20,11 +20,11 @@ from tarn.model.work.event import EventKind
 from tests.server import Server, running
 from tests.waiting import wait_until
 
-STREAM_PATIENCE = 1.0
+STREAM_TIMEOUT = 1.0
 SETTINGS = {
     "TARN_EVENT_POLL": "0.05",
     "TARN_EVENT_HEARTBEAT": "0.2",
-    "TARN_STREAM_PATIENCE": str(STREAM_PATIENCE),
+    "TARN_STREAM_TIMEOUT": str(STREAM_TIMEOUT),
     "TARN_EVENT_STREAMS_PER_TENANT": "4",
     "TARN_EVENT_STREAMS": "6",
 }

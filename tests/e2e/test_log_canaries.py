@@ -51,7 +51,7 @@ def test_canaries_sent_through_every_route_appear_in_no_log(sqlite: Path, kernel
             "TARN_FETCH_ROOTS": str(folder / "sources"),
             "TARN_ADMIN_KEY": KEY,
             "TARN_COMMIT_WAIT": "0.01",
-            "TARN_EVENT_LONGEST": "0.2",
+            "TARN_EVENT_MAX_SECONDS": "0.2",
             "TARN_LOG_LEVEL": "debug",
         }
         with running(folder, "serve", **settings) as server, httpx.Client(base_url=server.url, timeout=300) as client:

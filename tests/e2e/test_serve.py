@@ -141,6 +141,13 @@ def test_server_that_cannot_start_prints_the_reason_in_one_sentence(tmp_path: Pa
     assert result.stderr.count("\n") == 1
 
 
+def test_deprecated_setting_is_reported_at_start(tmp_path: Path):
+    result = tarn(tmp_path, "migrate", TARN_STREAM_PATIENCE="5")
+
+    assert result.returncode == 0
+    assert result.stderr.startswith("tarn: TARN_STREAM_PATIENCE is deprecated: use TARN_STREAM_TIMEOUT\n")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("variable", ["TARN_PORT", "TARN_METRICS_PORT"])
 def test_port_in_use_is_refused_in_one_sentence(tmp_path: Path, variable: str):

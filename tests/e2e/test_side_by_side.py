@@ -17,7 +17,7 @@ from tarn.db.engine import Database
 from tarn.db.tables import jobs, readers, workers
 
 from tests.conftest import copied_postgresql
-from tests.server import clean_environment, running
+from tests.server import MAINTENANCE_INTERVAL, clean_environment, running
 
 pytestmark = pytest.mark.long
 
@@ -59,7 +59,6 @@ class Scene:
             "TARN_LAKE_URI": str(folder / "lake"),
             "TARN_ADMIN_KEY": KEY,
             "TARN_FLUSH_AGE": "1",
-            "TARN_UPKEEP_EVERY": "86400",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 
@@ -108,7 +107,8 @@ class Scene:
         return place
 
     def _environment(self, version: str) -> dict[str, str]:
-        return clean_environment(**self.settings, PYTHONPATH=str(self.code[version]))
+        interval = {MAINTENANCE_INTERVAL[self.package[version]]: "86400"}
+        return clean_environment(**self.settings, **interval, PYTHONPATH=str(self.code[version]))
 
 
 def entity(name: str) -> dict[str, object]:

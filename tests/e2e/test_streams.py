@@ -28,55 +28,45 @@ ENTITIES = "/v1/datasets/large/entities"
 STREAM = f"{ENTITIES}/stream"
 STATEMENTS = "/v1/datasets/large/statements"
 # The server is slow to fill: one test process starts it for all cases.
-pytestmark = pytest.mark.xdist_group("large")
+pytestmark = [pytest.mark.xdist_group("large"), pytest.mark.long]
 
-MANY, HUGE = 4_000, 40_000
+MANY = 40_000
 TAKE = 64 << 10
 MEMORY = 96 << 20
-STREAM_PATIENCE = 2.0
+STREAM_TIMEOUT = 2.0
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory, kernel_process: ProcessPoolExecutor) -> Iterator[Server]:
-    """Start a server with little memory for queries and 4 000 flushed entities of twelve kilobytes."""
+    """Start a server with little memory for queries and 40 000 flushed entities of twelve kilobytes."""
     folder = tmp_path_factory.mktemp("streams")
     (folder / "tmp").mkdir()
     limits = {
         "TARN_QUERY_MEMORY": f"{MEMORY >> 20}m",
         "TARN_QUERY_STREAMS": "1",
-        "TARN_STREAM_PATIENCE": str(STREAM_PATIENCE),
+        "TARN_STREAM_TIMEOUT": str(STREAM_TIMEOUT),
         "TARN_FLUSH_ROWS": "1000000000",
         "TARN_FLUSH_BYTES": "1000000000000",
     }
     with running(folder, TMPDIR=str(folder / "tmp"), **limits) as server:
-        _fill(server, kernel_process, "large", MANY)
+        client = server.client()
+        assert client.post("/v1/datasets", json={"name": "large"}).status_code == 201
+        answer = client.post(
+            f"{ENTITIES}?origin=crawl", content=_lines(), headers={"Content-Type": "application/x-ndjson"}, timeout=300
+        )
+        assert answer.status_code == 200, answer.text
+        _flush(folder, kernel_process)
         yield server
 
 
-@pytest.fixture
-def huge(large: Server, kernel_process: ProcessPoolExecutor) -> str:
-    """Return the path of a stream of 480 MB."""
-    _fill(large, kernel_process, "huge", HUGE)
-    return "/v1/datasets/huge/entities/stream"
-
-
-def _fill(server: Server, pool: ProcessPoolExecutor, dataset: str, count: int) -> None:
-    client, content_type = server.client(), {"Content-Type": "application/x-ndjson"}
-    assert client.post("/v1/datasets", json={"name": dataset}).status_code == 201
-    path = f"/v1/datasets/{dataset}/entities?origin=crawl"
-    answer = client.post(path, content=_lines(count), headers=content_type, timeout=300)
-    assert answer.status_code == 200, answer.text
-    _flush(server.folder, pool, dataset)
-
-
-def _lines(count: int) -> Iterator[bytes]:
-    for number in range(count):
-        name = f"Person number {number * 7919 % count}"
+def _lines() -> Iterator[bytes]:
+    for number in range(MANY):
+        name = f"Person number {number * 7919 % MANY}"
         properties = {"name": [name], "country": ["de", "fr"], "notes": [f"{name} " * 600]}
         yield json.dumps({"id": f"p-{number:06d}", "schema": "Person", "properties": properties}).encode() + b"\n"
 
 
-def _flush(folder: Path, pool: ProcessPoolExecutor, name: str) -> None:
+def _flush(folder: Path, pool: ProcessPoolExecutor) -> None:
     """Flush outside the server, as its worker would with Spark."""
     settings = load_settings(
         database_url=f"sqlite:///{folder}/data/tarn.db",
@@ -84,7 +74,7 @@ def _flush(folder: Path, pool: ProcessPoolExecutor, name: str) -> None:
         admin_key_file=folder / "data" / "admin.key",
     )
     database, store = Database(settings.database_url), Store(Connection.from_settings(settings))
-    dataset = dataset_of(database, name)
+    dataset = dataset_of(database, "large")
     publisher = SnapshotPublisher(database, store, settings, "tester")
     done = Flush(database, store, publisher, lambda: DirectKernels(settings, pool)).run([dataset], lambda: None)
     assert done[dataset.id].error is None
@@ -137,9 +127,8 @@ def cpu(server: Server) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in readers(server))
 
 
-@pytest.mark.long
-def test_memory_is_bounded_while_a_client_reads_a_large_stream_slowly(large: Server, huge: str, client: httpx.Client):
-    size = len(client.get(huge).content)
+def test_memory_is_bounded_while_a_client_reads_a_large_stream_slowly(large: Server, client: httpx.Client):
+    size = len(client.get(STREAM).content)
     processes = readers(large)
 
     def memory() -> int:
@@ -148,13 +137,13 @@ def test_memory_is_bounded_while_a_client_reads_a_large_stream_slowly(large: Ser
     before = memory()
     most, last = 0, b""
 
-    with client.stream("GET", f"{huge}?end=true") as answer:
+    with client.stream("GET", f"{STREAM}?end=true") as answer:
         for chunk in answer.iter_raw(TAKE):
             most = max(most, memory())
             last = (last + chunk)[-1000:]
 
     end = json.loads(last.splitlines()[-1])["$end"]
-    assert end == {"snapshot": answer.headers["Tarn-Snapshot"], "count": HUGE, "invalid": 0}
+    assert end == {"snapshot": answer.headers["Tarn-Snapshot"], "count": MANY, "invalid": 0}
     assert size > 4 * MEMORY
     # What allocators keep is added to the query's memory limit, however long the stream is.
     assert most - before < size * 2 / 3
@@ -195,7 +184,7 @@ def test_stream_whose_client_does_not_read_is_closed_and_not_logged_as_an_error(
         while chunk := connection.recv(1 << 20):
             received += chunk
 
-    assert waited > STREAM_PATIENCE * 0.9
+    assert waited > STREAM_TIMEOUT * 0.9
     assert b"\r\n0\r\n\r\n" not in received
     assert [event["event"] for event in events_of(large, "stalled")][-2:] == [
         "stream aborted: the client stopped reading",

@@ -58,7 +58,7 @@ def worker(folder: Path, *fault: str) -> Iterator[WorkerProcess]:
         TARN_SPARK_MASTER="local[2]",
         TARN_SPARK_MEMORY="512m",
         TARN_FLUSH_AGE="86400",
-        TARN_UPKEEP_EVERY="86400",
+        TARN_MAINTENANCE_INTERVAL="86400",
         TARN_WORKER_SILENT_AFTER="3",
     ) as process:
         yield process

@@ -54,9 +54,9 @@ def lake(
         TARN_LAKE_URI=str(folder / "lake"),
         TARN_ADMIN_KEY=ADMIN_KEY,
         TARN_COMMIT_WAIT="0.01",
-        TARN_FETCH_PATIENCE="0.2",
-        TARN_FETCH_LONGEST="1",
-        TARN_EVENT_LONGEST="0.1",
+        TARN_FETCH_TIMEOUT="0.2",
+        TARN_FETCH_MAX_SECONDS="1",
+        TARN_EVENT_MAX_SECONDS="0.1",
     ) as server:
         # Schemathesis waits only ten seconds for the document, which is too short on a busy machine.
         (folder / DOCUMENT).write_text(server.client(ADMIN_KEY).get("/openapi.json").text)

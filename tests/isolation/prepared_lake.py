@@ -398,7 +398,7 @@ def prepare_lake(folder: Path, database_url: str, pool: ProcessPoolExecutor) -> 
         lake_uri=str(folder / "lake"),
         admin_key_file=folder / "admin.key",
         fetch_roots=str(folder / "sources"),
-        event_longest=0.2,
+        event_max_seconds=0.2,
     )
     database, store = Database(settings.database_url), Store(Connection.from_settings(settings))
     open_lake(store)

@@ -178,7 +178,7 @@ def test_task_whose_process_dies_is_retried_by_spark_and_counts_once(
         services.database,
         services.store,
         "tester",
-        kernels=lambda: SparkKernels(sessions.current(), kernel, settings.spark_patience),
+        kernels=lambda: SparkKernels(sessions.current(), kernel, settings.executor_timeout),
     )
     write(api, "test", "jane", "john")
     try:
@@ -202,7 +202,7 @@ def test_job_without_executors_for_too_long_is_aborted_and_reports_it(
     """Run a job on a cluster without machines, for which Spark itself would wait forever."""
     spark.close()  # a process has one Spark session at a time
     services = api.services
-    without = {"spark_master": "local-cluster[0,1,512]", "spark_memory": "512m", "spark_patience": 0.5}
+    without = {"spark_master": "local-cluster[0,1,512]", "spark_memory": "512m", "executor_timeout": 0.5}
     alone = settings.model_copy(update=without)
     flusher = SparkFlusher(alone, services.database, services.store, "tester")
     write(api, "test", "jane")

@@ -42,7 +42,7 @@ def flusher_of(api: InProcessApi, settings: Settings, sessions: Sessions, busy: 
         services.database,
         services.store,
         "tester",
-        kernels=lambda: SparkKernels(sessions.current(), kernel, settings.spark_patience),
+        kernels=lambda: SparkKernels(sessions.current(), kernel, settings.executor_timeout),
     )
     flusher._sessions = sessions
     return flusher

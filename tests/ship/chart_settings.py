@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tarn.settings import PREFIX, Settings
+from tarn.settings import PREFIX, RENAMED, Settings
 
 SCHEMA = Path(__file__).parents[2] / "helm" / "tarn" / "values.schema.json"
 
@@ -33,9 +33,12 @@ LIMITS = ("type", "enum", "minimum", "maximum", "exclusiveMinimum", "pattern")
 
 
 def offered() -> dict[str, dict[str, Any]]:
-    """Return every setting that the chart does not set itself, with its limits."""
+    """Return every setting that the chart does not set itself, with its limits; also by their deprecated names."""
     fields = Settings.model_json_schema()["properties"]
     settings = {PREFIX + name.upper(): _limits(field) for name, field in fields.items()}
+    for former, name in RENAMED.items():
+        current = PREFIX + name.upper()
+        settings[PREFIX + former.upper()] = {"description": f"Deprecated: use {current}.", **settings[current]}
     return {name: limits for name, limits in settings.items() if name not in SET_BY_THE_CHART}
 
 

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.both_databases
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.model_copy(update={"fetch_private_hosts": ("127.0.0.1",), "webhook_patience": 5.0})
+    return settings.model_copy(update={"fetch_private_hosts": ("127.0.0.1",), "webhook_timeout": 5.0})
 
 
 @pytest.fixture
@@ -324,7 +324,7 @@ def test_worker_trims_events_over_the_limit(api: InProcessApi):
         with api.services.database.read() as connection:
             return [event.number for event in outbox.after(connection, stream, 0, 100).events]
 
-    with working(make_worker(api, event_most=2)):
+    with working(make_worker(api, event_max_retained=2)):
         wait_until(lambda: len(numbers()) == 2)
 
     assert numbers() == [5, 6]

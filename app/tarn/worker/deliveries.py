@@ -65,9 +65,9 @@ class Deliveries:
         self._settings = settings
         self._database = database
         self._worker = worker
-        guard = Guard.opened_for(settings.fetch_private_hosts, Lookups(resolve, settings.webhook_patience))
-        self._web = Web(guard, 0, settings.webhook_patience, settings.webhook_patience)
-        self._lease = timedelta(seconds=2 * settings.webhook_patience)
+        guard = Guard.opened_for(settings.fetch_private_hosts, Lookups(resolve, settings.webhook_timeout))
+        self._web = Web(guard, 0, settings.webhook_timeout, settings.webhook_timeout)
+        self._lease = timedelta(seconds=2 * settings.webhook_timeout)
         self._slow: set[TenantName] = set()
         self._busy: dict[TenantName, Future[None]] = {}
 

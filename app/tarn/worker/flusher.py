@@ -156,7 +156,7 @@ class SparkFlusher:
         self._sessions.close()
 
     def _on_spark(self) -> SparkKernels:
-        return SparkKernels(self._sessions.current(), self._kernel, self._settings.spark_patience)
+        return SparkKernels(self._sessions.current(), self._kernel, self._settings.executor_timeout)
 
 
 def _active_datasets() -> Select[tuple[str, str]]:

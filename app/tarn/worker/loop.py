@@ -176,7 +176,7 @@ class Worker:
     def _is_maintenance_due(self) -> bool:
         """Return whether this thread should check now which datasets are due for maintenance."""
         with self._claiming:
-            is_due = time.monotonic() >= self._maintenance_checked + self._settings.upkeep_every
+            is_due = time.monotonic() >= self._maintenance_checked + self._settings.maintenance_interval
             if is_due:
                 self._maintenance_checked = time.monotonic()
             return is_due
@@ -478,7 +478,7 @@ class Worker:
         """Delete events past their retention, in short transactions."""
         before = now() - timedelta(days=self._settings.event_days)
         with self._database.read() as connection:
-            past = outbox.expired_numbers(connection, before, self._settings.event_most)
+            past = outbox.expired_numbers(connection, before, self._settings.event_max_retained)
         for stream, to in past.items():
             has_more = True
             while has_more:

@@ -43,7 +43,7 @@ class Fetcher:
         cls, settings: Settings, resolve: Resolve = resolve_by_system, clock: Clock = time.monotonic
     ) -> Self:
         """Create it. Raises StartRefused for an invalid source, or one that would let tenants read the lake itself."""
-        guard = Guard.opened_for(settings.fetch_private_hosts, Lookups(resolve, settings.fetch_patience))
+        guard = Guard.opened_for(settings.fetch_private_hosts, Lookups(resolve, settings.fetch_timeout))
         connections = tuple(
             source_connection(uri, {name: value.get_secret_value() for name, value in options.items()})
             for uri, options in settings.fetch_stores.items()
@@ -51,7 +51,7 @@ class Fetcher:
         _require_lake_excluded(settings)
         limit = settings.fetch_max_bytes
         return cls(
-            Web(guard, limit, settings.fetch_patience, settings.fetch_longest, clock),
+            Web(guard, limit, settings.fetch_timeout, settings.fetch_max_seconds, clock),
             Roots(settings.fetch_roots, limit),
             SourceStores(connections, limit),
         )

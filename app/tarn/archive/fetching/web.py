@@ -48,7 +48,7 @@ class Web:
     guard: Guard
     limit: int
     step_timeout: float
-    longest: float
+    max_seconds: float
     clock: Clock = time.monotonic
 
     def __getstate__(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Web:
 
         Raises SchemaViolation, FileNotFound, SourceFailed, BodyTooLarge.
         """
-        deadline = Deadline(self.step_timeout, self.clock() + self.longest, self.clock)
+        deadline = Deadline(self.step_timeout, self.clock() + self.max_seconds, self.clock)
         for _ in range(REDIRECTS + 1):
             exchange = self._request(url, deadline)
             if exchange.status not in REDIRECTED:
@@ -77,7 +77,7 @@ class Web:
 
         Raises SchemaViolation for an address that may not be connected to, and SourceFailed.
         """
-        deadline = Deadline(self.step_timeout, self.clock() + self.longest, self.clock)
+        deadline = Deadline(self.step_timeout, self.clock() + self.max_seconds, self.clock)
         exchange = self._request(url, deadline, "POST", {**headers, "Content-Length": str(len(body))}, body)
         exchange.close()
         return exchange.status

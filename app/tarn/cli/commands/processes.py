@@ -153,12 +153,16 @@ def settings() -> None:
 def _settings() -> "Settings":
     """Load the settings and set the umask, before what takes seconds to import: a wrong setting is reported at once.
 
+    Deprecated names of settings are reported on standard error.
+
     Every process of the server passes here before it writes a file, and its child processes inherit the umask: the
     worker, parsers, loaders, the query process, Spark's JVM and its Python workers. Raises StartRefused.
     """
-    from tarn.settings import load_settings
+    from tarn.settings import deprecation_warnings, load_settings
 
     known = load_settings()
+    for warning in deprecation_warnings():
+        typer.echo(f"tarn: {warning}", err=True)
     os.umask(int(known.umask, 8))
     return known
 

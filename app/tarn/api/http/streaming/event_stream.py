@@ -142,7 +142,7 @@ class EventStream(Response):
 
     async def _send_events(self, follower: Follower, send: Send) -> str:
         """Send the stored events, then new ones as they come. Return the reason for which the stream ended."""
-        end = time.monotonic() + self._services.settings.event_longest
+        end = time.monotonic() + self._services.settings.event_max_seconds
         position = shown = follower.start if self._since is None else self._since
         first, ended = True, False
         await self._send(send, RETRY)
@@ -232,8 +232,8 @@ class EventStream(Response):
         return [each for each in events if listener.accepts(identity, each)], position
 
     async def _send(self, send: Send, piece: bytes) -> None:
-        """Send some bytes. Raises ClientStalled if the client does not read for `stream_patience` seconds."""
-        with move_on_after(self._services.settings.stream_patience) as wait:
+        """Send some bytes. Raises ClientStalled if the client does not read for `stream_timeout` seconds."""
+        with move_on_after(self._services.settings.stream_timeout) as wait:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         if wait.cancelled_caught:
             raise ClientStalled

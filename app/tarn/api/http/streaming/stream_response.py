@@ -34,7 +34,7 @@ EndParam = Annotated[
 ]
 
 STEP = 64 << 10
-"""Bytes sent at once: about one socket buffer. A client must read this much per `stream_patience` seconds."""
+"""Bytes sent at once: about one socket buffer. A client must read this much per `stream_timeout` seconds."""
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +43,7 @@ _stream_slots: RunVar[FairSemaphore] = RunVar("streams")
 
 
 class ClientStalled(Exception):
-    """The client read nothing for `stream_patience` seconds."""
+    """The client read nothing for `stream_timeout` seconds."""
 
 
 class StreamPiece(NamedTuple):
@@ -185,7 +185,7 @@ class Stream(Response):
     async def _send(self, send: Send, piece: bytes) -> None:
         """Send a piece in steps. Raises ClientStalled if the client does not read one: it holds a slot others need."""
         for start in range(0, len(piece), STEP):
-            with move_on_after(self._read_request.services.settings.stream_patience) as wait:
+            with move_on_after(self._read_request.services.settings.stream_timeout) as wait:
                 await send({"type": "http.response.body", "body": piece[start : start + STEP], "more_body": True})
             if wait.cancelled_caught:
                 raise ClientStalled
