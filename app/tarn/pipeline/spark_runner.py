@@ -41,8 +41,9 @@ class SparkKernels:
     def run(self, slots: list[list[Task[Result]]]) -> Iterator[tuple[int, Result | TarnError]]:
         """Run one Spark job with one partition for each slot. Yields task numbers with their outputs or errors.
 
-        Raises NoExecutor if Spark has no executor for longer than the timeout, and JobStopped if the job that this thread
-        runs is cancelled: the driver ends the Spark job at once, and executors kill the Python processes of its tasks.
+        Raises NoExecutor if Spark has no executor for longer than the timeout, and JobStopped if the job that this
+        thread runs is cancelled: the driver ends the Spark job at once, and executors kill the Python processes of its
+        tasks.
         """
         count = len(slots)
         # If there are fewer slots than cores, each task uses several threads to read from the store.
