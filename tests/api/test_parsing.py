@@ -20,7 +20,7 @@ from tarn.journal.formats.record import ByteSource
 from tarn.journal.parsing import parser_pool
 from tarn.journal.parsing.event_buffer import SCHEMA
 from tarn.journal.parsing.event_chunks import BodyReader, ReadOptions
-from tarn.journal.parsing.parser_pool import BodyParser, ParserPool
+from tarn.journal.parsing.parser_pool import BYTES_PER_CPU, BodyParser, ParserPool
 from tarn.model.ftm.entity import Exploder
 from tarn.model.names import DatasetName
 
@@ -265,8 +265,10 @@ def test_body_that_exceeds_the_memory_limit_is_too_large_and_the_next_one_is_rea
 
 def test_body_that_exceeds_the_time_limit_is_refused_and_the_next_one_is_read():
     file, row = io.BytesIO(), {"entity_id": "", "schema": "Person", "prop": "name", "value": "Jane"}
-    table = pa.table({name: pa.repeat(value, 250_000) for name, value in row.items()})
-    parquet.write_table(table.replace_schema_metadata({"padding": "x" * 10_000}), file)
+    # Near the most rows that a body may have whose size adds nothing to the time limit: several seconds of work.
+    table = pa.table({name: pa.repeat(value, 850_000) for name, value in row.items()})
+    parquet.write_table(table.replace_schema_metadata({"padding": "x" * 9_000}), file)
+    assert len(file.getvalue()) < BYTES_PER_CPU
     options = read_options("statements", "application/vnd.apache.parquet", skip=True)
 
     with closing(ParserPool(2, cpu=0, wait=120)) as parsers:
