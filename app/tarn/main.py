@@ -60,6 +60,9 @@ from tarn.worker.worker_process import WorkerProcess
 
 log = structlog.get_logger(__name__)
 
+GC_THRESHOLDS = 100_000, 20, 50
+"""Thresholds of the cyclic garbage collector, whose defaults are 700, 10 and 10."""
+
 BACKLOG = 2048
 """Backlog of the listening sockets: connections waiting to be accepted."""
 
@@ -327,7 +330,7 @@ def _collect_seldom() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 50)
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def test_refused_request_does_not_use_up_its_key(api: InProcessApi):
     assert (refused.status_code, api.admin.post(PATH, JANE, headers=key).status_code) == (422, 200)
 
 
-@pytest.mark.parametrize("size", [1, 15_000])
+@pytest.mark.parametrize("size", [1, 3_000])
 def test_key_sent_twenty_times_in_parallel_has_one_effect(api: InProcessApi, size: int):
     body = lines(*(person(number) for number in range(size)))
     responses: list[tuple[int, str]] = []

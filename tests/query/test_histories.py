@@ -23,7 +23,7 @@ from tests.query.model import Step, histories, line
 from tests.query.reads import Reads
 
 # Not a setting's name: unknown settings make every start fail.
-EXAMPLES = int(os.environ.get("HISTORIES", "6"))
+EXAMPLES = int(os.environ.get("HISTORIES", "4"))
 
 # A history takes seconds, so shrinking a failing one would take minutes.
 history_settings = settings(

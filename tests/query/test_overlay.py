@@ -4,14 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
+from hypothesis.strategies import booleans, sampled_from
 from tarn.errors import Unavailable
 from tarn.journal import overlay, packs
 from tarn.query.reader import NOW, Reader
 
-from tests.in_process_api import ONE_DATABASE, InProcessApi
+from tests.in_process_api import InProcessApi
 from tests.journal.packing import pack_rows
 from tests.pipeline.kernels import DirectKernels
 from tests.query.flushed_history import HistoryPlayer
@@ -19,7 +21,7 @@ from tests.query.model import FLUSH, Event, Move, Step, added, deleted, erased, 
 from tests.query.reads import Reads
 from tests.query.test_histories import history_settings
 
-pytestmark = pytest.mark.both_databases
+UNCACHED = pytest.mark.parametrize("overlay_rows", [500_000, pytest.param(0, marks=pytest.mark.long)])
 
 NAME = ("Person", "name", "x")
 ONE_SUM = ("Person", "id", "1")
@@ -42,19 +44,6 @@ def event(entity: str, canonical: str | None = None, origin: str = "crawl", mome
     return added(entity, origin, NAME, canonical, moment, moment)
 
 
-@history_settings
-@given(history=histories)
-def test_reads_without_cache_show_the_result_of_events(api: InProcessApi, kernels: DirectKernels, history: list[Step]):
-    player = HistoryPlayer.begin(api, kernels)
-    with reader_of(api, 0) as reader:
-        reads = Reads(reader, player.dataset)
-        for _ in player.play(history):
-            reads.check_basic_reads(player.model)
-        player.commit(event("c"))
-        reads.check(player.model)
-        reads.check_counts(player.model)
-
-
 class PackingPlayer(HistoryPlayer):
     """Plays a history whose events are stored in as many packs as possible."""
 
@@ -63,15 +52,13 @@ class PackingPlayer(HistoryPlayer):
         pack_rows(self.api.services.database)
 
 
-@pytest.mark.parametrize("overlay_rows", [500_000, 0])
 @history_settings
-@given(history=histories)
-def test_events_in_packs_are_read_and_flushed_like_rows(
-    api: InProcessApi, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch, overlay_rows: int, history: list[Step]
+@given(history=histories, is_packed=booleans(), overlay_rows=sampled_from([500_000, 0]))
+def test_events_in_rows_or_packs_are_read_and_flushed_alike_with_and_without_cache(
+    api: InProcessApi, kernels: DirectKernels, is_packed: bool, overlay_rows: int, history: list[Step]
 ):
-    monkeypatch.setattr(packs, "ROWS", 2)
-    player = PackingPlayer.begin(api, kernels)
-    with reader_of(api, overlay_rows) as reader:
+    player = (PackingPlayer if is_packed else HistoryPlayer).begin(api, kernels)
+    with mock.patch.object(packs, "ROWS", 2), reader_of(api, overlay_rows) as reader:
         reads = Reads(reader, player.dataset)
         for _ in player.play(history):
             reads.check_basic_reads(player.model)
@@ -82,7 +69,6 @@ def test_events_in_packs_are_read_and_flushed_like_rows(
         reads.check_basic_reads(player.model)
 
 
-@ONE_DATABASE
 @history_settings
 @given(one=histories, other=histories)
 def test_datasets_that_evict_each_other_from_the_cache_are_both_read_correctly(
@@ -96,6 +82,7 @@ def test_datasets_that_evict_each_other_from_the_cache_are_both_read_correctly(
                 reads_of_one.check_basic_reads(player.model)
 
 
+@pytest.mark.both_databases
 @pytest.mark.parametrize("overlay_rows", [500_000, 0])
 def test_readers_that_resolved_their_view_before_and_after_a_flush_are_both_correct(
     api: InProcessApi, kernels: DirectKernels, overlay_rows: int
@@ -120,6 +107,7 @@ def test_readers_that_resolved_their_view_before_and_after_a_flush_are_both_corr
     assert shown[1] == {(row.entity_id, row.last_seen) for row in player.model.rows} == {("a", 9), ("c", 1)}
 
 
+@pytest.mark.both_databases
 def test_reader_with_a_transaction_older_than_a_flush_ignores_events_cached_after_it(
     api: InProcessApi, kernels: DirectKernels, tmp_path: Path
 ):
@@ -145,6 +133,7 @@ def test_reader_with_a_transaction_older_than_a_flush_ignores_events_cached_afte
         assert entity_ids(late) == ["b"]
 
 
+@pytest.mark.both_databases
 def test_reader_with_a_transaction_older_than_a_commit_does_not_see_its_cached_events(
     api: InProcessApi, kernels: DirectKernels, tmp_path: Path
 ):
@@ -165,6 +154,7 @@ def test_reader_with_a_transaction_older_than_a_commit_does_not_see_its_cached_e
         assert entity_ids(early) == ["a"]
 
 
+@pytest.mark.both_databases
 def test_journal_read_that_fails_midway_leaves_no_duplicates_for_the_next(
     api: InProcessApi, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
 ):
@@ -187,8 +177,7 @@ def test_journal_read_that_fails_midway_leaves_no_duplicates_for_the_next(
     reads.check_basic_reads(player.model)
 
 
-@ONE_DATABASE
-@pytest.mark.parametrize("overlay_rows", [500_000, 0])
+@UNCACHED
 @pytest.mark.parametrize("flushed", range(3))
 def test_entity_is_found_by_every_id_wherever_its_parts_are(
     api: InProcessApi, kernels: DirectKernels, overlay_rows: int, flushed: int
@@ -204,8 +193,7 @@ def test_entity_is_found_by_every_id_wherever_its_parts_are(
         Reads(reader, player.dataset).check(player.model)
 
 
-@ONE_DATABASE
-@pytest.mark.parametrize("overlay_rows", [500_000, 0])
+@UNCACHED
 @pytest.mark.parametrize(
     "steps",
     [

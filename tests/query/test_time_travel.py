@@ -10,8 +10,6 @@ from tests.pipeline.kernels import DirectKernels
 from tests.query.flushed_history import HistoryPlayer
 from tests.query.model import COMPACT, FACTS, ORIGINS, PACK, Move, Step, added, erased
 
-pytestmark = pytest.mark.both_databases
-
 ENTITIES = ("a", "b", "c")
 
 
