@@ -10,6 +10,7 @@ from rich.table import Table
 
 from bench import (
     authentication,
+    client_latency,
     crawl,
     exports,
     fairness,
@@ -24,6 +25,7 @@ from bench import (
 )
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "client_latency": client_latency.run,
     "authentication": authentication.run,
     "ingest": ingest.run,
     "flush": flush.run,

@@ -13,8 +13,12 @@ import httpx
 
 READY = "Tarn listens on "
 
-MAINTENANCE_INTERVAL = {"tarn": "TARN_MAINTENANCE_INTERVAL", "app": "TARN_UPKEEP_EVERY"}
-"""The variable of this setting, by the import package of the version: `app` up to 0.1, which has the former name."""
+WITHOUT_SPARK = {
+    "tarn": {"TARN_MAINTENANCE_INTERVAL": "86400", "TARN_SPARK_WARM_UP": "false"},
+    "app": {"TARN_UPKEEP_EVERY": "86400"},
+}
+"""Settings with which no job starts Spark unless a test requests it, by the import package of the version: `app` up to
+0.1."""
 
 
 class Server:
@@ -57,9 +61,8 @@ def running(
         process = subprocess.Popen(
             [*(program or (sys.executable, "-m", f"{package}.cli")), command],
             cwd=folder,
-            # No automatic flush or maintenance, and so no Spark, unless a test configures it.
             env=clean_environment(
-                **{"TARN_PORT": "0", "TARN_FLUSH_AGE": "86400", MAINTENANCE_INTERVAL[package]: "86400"} | environment
+                **({"TARN_PORT": "0", "TARN_FLUSH_AGE": "86400"} | WITHOUT_SPARK[package] | environment)
             ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -109,6 +109,7 @@ def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
             signal.signal(number, stop)
         if until_stdin_closes:
             run_when_parent_dies(stop)
+        database.notifications.listen()
         with ActiveReadReporter(database, flusher.running, settings.reader_heartbeat):
             worker.run()
 
@@ -228,7 +229,7 @@ def build_services(settings: Settings, database: Database, store: Store) -> Serv
         reader=Reader(settings, database, store, telemetry),
         archive=Archive(database, store, settings),
         fetcher=Fetcher.from_settings(settings),
-        hub=Hub(settings, EventReader(database), stopping),
+        hub=Hub(settings, EventReader(database), database.notifications, stopping),
         stopping=stopping,
     )
 
@@ -250,6 +251,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         self._services.stopping.set()
+        self._services.database.notifications.wake()
         await super().shutdown(sockets)
         # The grace period of running requests is over. Closing the parsers ends the threads that wait for them, and so
         # the event loop.
@@ -265,6 +267,7 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
         _announce(ensure_admin(database, settings), settings)
         services = build_services(settings, database, store)
         services.parsers.start()
+        database.notifications.listen()
         _collect_seldom()
         sys.setswitchinterval(SWITCH_SECONDS)
         config = uvicorn.Config(

@@ -262,6 +262,9 @@ class Settings(BaseSettings):
         description="Seconds that a job on a Spark cluster waits for an executor before it is returned to the queue to "
         "be retried.",
     )
+    spark_warm_up: bool = Field(
+        True, description="Start Spark with the worker. Otherwise it starts with the worker's first job."
+    )
     maintenance_interval: float = Field(
         10, gt=0, description="Seconds between two checks for datasets that are due for maintenance."
     )
@@ -273,7 +276,9 @@ class Settings(BaseSettings):
         description="Jobs that a worker runs concurrently, in addition to flushes. The last free slot is reserved for "
         "tenants without a running job.",
     )
-    worker_poll: float = Field(0.5, gt=0, description="Interval in seconds at which a worker polls for work.")
+    worker_poll: float = Field(
+        5, gt=0, description="Interval in seconds at which a worker looks for work of which no notification reached it."
+    )
     worker_heartbeat: float = Field(5, gt=0, description="Seconds between two heartbeats of a worker.")
     worker_silent_after: float = Field(
         30, gt=0, description="Seconds without a heartbeat after which a worker is considered dead."
@@ -336,7 +341,10 @@ class Settings(BaseSettings):
         "client reads rows it was sent is not counted.",
     )
     event_poll: float = Field(
-        0.5, gt=0, description="Interval in seconds at which an API process polls for new events."
+        5,
+        gt=0,
+        description="Interval in seconds at which an API process with open event streams looks for events of which no "
+        "notification reached it.",
     )
     event_heartbeat: float = Field(
         15, gt=0, description="Seconds without an event after which an event stream sends a keep-alive comment."

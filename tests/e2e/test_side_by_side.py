@@ -17,7 +17,7 @@ from tarn.db.engine import Database
 from tarn.db.tables import jobs, readers, workers
 
 from tests.conftest import copied_postgresql
-from tests.server import MAINTENANCE_INTERVAL, clean_environment, running
+from tests.server import WITHOUT_SPARK, clean_environment, running
 
 pytestmark = pytest.mark.long
 
@@ -107,8 +107,8 @@ class Scene:
         return place
 
     def _environment(self, version: str) -> dict[str, str]:
-        interval = {MAINTENANCE_INTERVAL[self.package[version]]: "86400"}
-        return clean_environment(**self.settings, **interval, PYTHONPATH=str(self.code[version]))
+        without_spark = WITHOUT_SPARK[self.package[version]]
+        return clean_environment(**self.settings, **without_spark, PYTHONPATH=str(self.code[version]))
 
 
 def entity(name: str) -> dict[str, object]:

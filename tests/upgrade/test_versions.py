@@ -245,7 +245,7 @@ def test_events_are_read_only_up_to_the_first_of_an_unknown_kind(
     assert (blocked.events, blocked.through) == ([], last + 1)
 
     async def follow() -> object:
-        hub = Hub(settings, EventReader(database), threading.Event())
+        hub = Hub(settings, EventReader(database), database.notifications, threading.Event())
         async with hub.following(dataset.id) as follower:
             events = await follower.after(last + 1)
         hub.close()

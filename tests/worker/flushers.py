@@ -1,5 +1,6 @@
 """A flusher without Spark and files that changes SQL as a flush does."""
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,6 +40,9 @@ class SqlFlusher:
     def due(self) -> list[str]:
         return [dataset for dataset in self.over_threshold if self._unflushed_rows(dataset)]
 
+    def seconds_until_due(self) -> float:
+        return 0.01 if self.due() else math.inf
+
     def flush(
         self, dataset_ids: Sequence[str], hold: Callable[[], None], moved: FlushProgress
     ) -> dict[str, FlushOutcome]:
@@ -59,6 +63,9 @@ class SqlFlusher:
             if dataset_id not in self.rejecting:
                 moved(dataset_id, waiting[dataset_id], waiting[dataset_id])
         return outcomes
+
+    def warm_up(self) -> None:
+        """Do nothing: there is nothing to start."""
 
     def tidy(self) -> None:
         """Do nothing: there is nothing to clean up."""

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 from sqlalchemy import Connection, update
 
 from tarn.db.engine import Database
+from tarn.db.notifications import ACCESS, publish
 from tarn.db.tables import access_revision
 from tarn.model.ids import new_id
 
@@ -32,6 +33,7 @@ def bump(connection: Connection) -> None:
     """
     changed = connection.execute(update(access_revision).values(revision=new_id()))
     assert changed.rowcount == 1, "the table has exactly one row, inserted by its migration"
+    publish(connection, ACCESS)
 
 
 def read_current(database: Database) -> str:

@@ -8,6 +8,7 @@ from tarn.datasets import registry
 from tarn.datasets.registry import Dataset, Readable
 from tarn.db import jobs
 from tarn.db.engine import Database
+from tarn.db.notifications import job_topic
 from tarn.errors import JobNotFound
 from tarn.model.names import DatasetName, TenantName
 from tarn.model.tenant import Identity, Level
@@ -39,6 +40,11 @@ class JobService:
         if job.tenant != identity.tenant and not identity.administers_lake:
             raise JobNotFound(f"there is no job {job_id!r}")
         return job
+
+    @staticmethod
+    def topics(job: Job) -> list[str]:
+        """Return the notification topics of a job's changes."""
+        return [job_topic(job.id)]
 
     def enqueue(
         self, operation: Operation, dataset: Dataset, act: AuditedAction, arguments: dict[str, Any], **audited: Any

@@ -11,8 +11,9 @@ from sqlalchemy.engine import Engine, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from tarn.db import outbox
+from tarn.db import notifications, outbox
 from tarn.db.connection_semaphore import ConnectionSemaphore
+from tarn.db.notifications import Notifications, PostgresChannel, SqliteChannel
 from tarn.errors import StartRefused, StorageFull, TarnError, Unavailable
 
 CHECKPOINT_PAGES = 16_000
@@ -48,6 +49,9 @@ class Database:
         connections = 2 * pool + (SQLITE_EXTRA if self.is_sqlite else 0)
         self._semaphore = ConnectionSemaphore(connections, BUSY_SECONDS)
         self.engine = _sqlite_engine(url, pool) if self.is_sqlite else _postgresql_engine(url, pool, name)
+        self.notifications = Notifications(
+            SqliteChannel(Path(str(make_url(url).database))) if self.is_sqlite else PostgresChannel(adbc_uri(url, name))
+        )
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -58,17 +62,26 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """Open a transaction that commits on return and rolls back on any error. Its outbox events are written last.
+        """Open a transaction that commits on return and rolls back on any error. Its outbox events are written last,
+        and their readers are notified.
 
         SQLite takes its write lock at the start: a transaction that reads first and locks later would fail
         instead of waiting when another one has written in between.
         """
         recorded: list[outbox.RecordedEvent] = []
+        topics: set[str] = set()
         with _translated_errors(), self._semaphore.slot(), self.engine.connect() as connection:
-            connection = connection.execution_options(sqlite_begin="BEGIN IMMEDIATE", **{outbox.RECORDED: recorded})
+            connection = connection.execution_options(
+                sqlite_begin="BEGIN IMMEDIATE", **{outbox.RECORDED: recorded, notifications.TOPICS: topics}
+            )
             with connection.begin():
                 yield connection
                 outbox.number(connection, recorded)
+                topics |= outbox.topics(recorded)
+                if topics:
+                    self.notifications.send_with_commit(connection, topics)
+        if topics:
+            self.notifications.send_after_commit(topics)
 
     @contextmanager
     def rebuild(self) -> Iterator[Connection]:
@@ -95,6 +108,7 @@ class Database:
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": f"tarn:{name}"})
 
     def close(self) -> None:
+        self.notifications.close()
         self.engine.dispose()
 
 

@@ -3,6 +3,7 @@
 The times of a job are those of the database's clock: processes with different clocks write them.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -155,6 +156,14 @@ def is_any_free(
     moment = database_time(connection)
     free = and_(_is_claimable(moment, silent_after, among, without), _is_free(moment, silent_after))
     return connection.execute(select(jobs.c.id).where(free).limit(1)).first() is not None
+
+
+def seconds_until_retry(connection: Connection) -> float:
+    """Return the seconds until a queued job may be claimed that may not be claimed yet; infinite if there is none."""
+    moment = database_time(connection)
+    waiting = jobs.c.state == JobState.QUEUED, jobs.c.not_before > moment
+    retry_at = connection.execute(select(func.min(jobs.c.not_before)).where(*waiting)).scalar()
+    return math.inf if retry_at is None else (retry_at - moment).total_seconds()
 
 
 def claim(

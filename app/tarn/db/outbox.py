@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
+from tarn.db.notifications import EVENTS, job_topic, stream_topic
 from tarn.db.tables import datasets, event_heads, events, jobs, webhook_cursors
 from tarn.db.upsert import upsert
 from tarn.model.ids import now
@@ -113,6 +114,16 @@ def number(connection: Connection, recorded: Iterable[RecordedEvent]) -> None:
             for offset, each in enumerate(new)
         ]
         connection.execute(insert(events), rows)
+
+
+def topics(recorded: Iterable[RecordedEvent]) -> set[str]:
+    """Return the notification topics of the recorded events: their kinds, streams and jobs."""
+    named: set[str] = set()
+    for each in recorded:
+        named |= {EVENTS, each.kind, stream_topic(each.stream)}
+        if each.job is not None:
+            named.add(job_topic(each.job))
+    return named
 
 
 def start_stream(connection: Connection, dataset_id: str, name: str) -> None:

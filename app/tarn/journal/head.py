@@ -12,6 +12,7 @@ from sqlalchemy import BigInteger, Connection, bindparam, case, exists, func, or
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tarn.datasets.registry import ACTIVE, Dataset
+from tarn.db.notifications import JOURNAL, publish
 from tarn.db.tables import Moment, datasets, journal_head, tags
 from tarn.errors import Backpressure, DatasetNotFound
 from tarn.journal.parsing.event_buffer import Chunk
@@ -74,6 +75,8 @@ def take(
     # Not the caller's `moment`: this transaction may have waited for the row while a flush set `last_flushed` to a
     # later time.
     touch(connection, dataset.id, LAST_UPDATED, now())
+    if row.rows == more.rows > 0:
+        publish(connection, JOURNAL)  # nothing waited for a flush before
     return CommitNumbers(row.commit - batches + 1, row.segment)
 
 
@@ -152,7 +155,7 @@ _TAKE = (
             else_=journal_head.c.oldest,
         ),
     )
-    .returning(journal_head.c.commit, journal_head.c.segment)
+    .returning(journal_head.c.commit, journal_head.c.segment, journal_head.c.rows)
 )
 
 

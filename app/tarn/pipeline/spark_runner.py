@@ -38,6 +38,11 @@ class SparkKernels:
     def cores(self) -> int:
         return int(self._session.sparkContext.defaultParallelism)
 
+    def warm_up(self) -> None:
+        """Start a Python process for every core, and let each import what tasks use."""
+        context = self._session.sparkContext
+        context.parallelize(range(self.cores), self.cores).foreachPartition(_WarmUp(self._kernel))
+
     def run(self, slots: list[list[Task[Result]]]) -> Iterator[tuple[int, Result | TarnError]]:
         """Run one Spark job with one partition for each slot. Yields task numbers with their outputs or errors.
 
@@ -69,6 +74,18 @@ class SparkKernels:
             raise
         for number, output in collected:
             yield number, _to_error(output) if isinstance(output, _Failure) else output
+
+
+class _WarmUp:
+    """The function that prepares an executor's Python process. It is pickled with the kernel, and so imports all that
+    the kernel does."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def __call__(self, _: Iterable[int]) -> None:
+        with tempfile.TemporaryDirectory(prefix="tarn-") as scratch:
+            self._kernel.warm_up(scratch)
 
 
 class _Failure(NamedTuple):

@@ -24,6 +24,7 @@ from tarn.archive.fetching.web import Web
 from tarn.coordination import webhooks
 from tarn.coordination.webhooks import StreamCursor
 from tarn.db.engine import Database
+from tarn.db.notifications import Waiter
 from tarn.db.outbox import OutboxEvent
 from tarn.errors import SchemaViolation, TarnError
 from tarn.model.names import TenantName
@@ -71,16 +72,19 @@ class Deliveries:
         self._slow: set[TenantName] = set()
         self._busy: dict[TenantName, Future[None]] = {}
 
-    def run(self, stop: threading.Event) -> None:
-        """Serve every webhook that has events to send, polling until `stop` is set."""
+    def run(self, stop: threading.Event, waiter: Waiter) -> None:
+        """Serve every webhook that has events to send until `stop` is set. New events and `stop` wake the waiter."""
         with ExitStack() as stack:
             pools = [stack.enter_context(ThreadPoolExecutor(THREADS, name)) for name in ("webhooks", "slow webhooks")]
-            while not stop.wait(self._settings.worker_poll):
+            while not stop.is_set():
+                waiter.wait(self._settings.worker_poll)
                 self._busy = {tenant: delivery for tenant, delivery in self._busy.items() if not delivery.done()}
                 for tenant, failing in self._due():
                     if tenant not in self._busy:
                         pool = pools[failing or tenant in self._slow]
-                        self._busy[tenant] = pool.submit(self._guarded, tenant, stop)
+                        delivery = self._busy[tenant] = pool.submit(self._guarded, tenant, stop)
+                        # After its time slice, the webhook may have more events to send.
+                        delivery.add_done_callback(lambda _: waiter.wake())
             for pool in pools:
                 pool.shutdown(cancel_futures=True)
 

@@ -1,5 +1,6 @@
 """Flush rounds: flush many datasets in one Spark job without letting one failing dataset block the others."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ from tarn.model.work.backoff import delays
 from tarn.model.work.job import RETRY_BASE, RETRY_CAP, JobStopped, upper_half
 
 log = structlog.get_logger(__name__)
+
+DUE_POLL = 0.5
+"""Seconds between two queries for due datasets while rows wait for a flush."""
 
 FAILED = "the job failed; see the worker's log for the cause"
 
@@ -42,6 +46,20 @@ class FlushRounds:
             log.exception("cannot query the datasets that are due for a flush")
             return []
         return [dataset for dataset in dataset_ids if self._backoff(dataset).until <= self._clock()]
+
+    def seconds_until_due(self) -> float:
+        """Return the seconds after which to query for due datasets again.
+
+        While rows wait for a flush, this is `DUE_POLL` at most: datasets reach the limits of rows and size without a
+        notification.
+        """
+        try:
+            seconds = self._flusher.seconds_until_due()
+        except Exception:  # the worker polls
+            log.exception("cannot query when the next dataset is due for a flush")
+            return DUE_POLL
+        # One that is overdue failed, and is skipped for a while.
+        return seconds if seconds == math.inf else min(max(seconds, 0.0) or DUE_POLL, DUE_POLL)
 
     def flush(
         self, dataset_ids: Sequence[str], hold: Callable[[], None], moved: FlushProgress

@@ -1,5 +1,6 @@
 """Flusher on Spark: which datasets are due, crash recovery, and flushing with restart of a dead Spark session."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -7,7 +8,7 @@ from datetime import timedelta
 import structlog
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
-from sqlalchemy import Select, or_, select
+from sqlalchemy import Select, func, or_, select
 
 from tarn.datasets.registry import ACTIVE, Dataset
 from tarn.db.database_clock import database_time
@@ -80,6 +81,17 @@ class SparkFlusher:
             )
             return round_robin((row.tenant, row.dataset_id) for row in rows)
 
+    def seconds_until_due(self) -> float:
+        with self._database.read() as connection:
+            oldest = connection.execute(
+                select(func.min(journal_head.c.oldest))
+                .join(datasets, datasets.c.id == journal_head.c.dataset_id)
+                .where(datasets.c.state == ACTIVE, journal_head.c.rows > 0)
+            ).scalar()
+        if oldest is None:
+            return math.inf
+        return (oldest - now()).total_seconds() + self._settings.flush_age
+
     def recover(self) -> None:
         """Finish the commits of dead workers: of datasets whose lease expired without being released."""
         with self._database.read() as connection:
@@ -133,6 +145,11 @@ class SparkFlusher:
             if not self._sessions.is_stale():
                 raise
             raise Unavailable("Spark was started again meanwhile", retry_after=5) from error
+
+    def warm_up(self) -> None:
+        """Start Spark and its Python processes, so that the first job does not have to."""
+        with self.translated_errors():
+            self._on_spark().warm_up()
 
     def maintenance(self) -> Maintenance:
         """Return the maintenance jobs, which share this Spark session. They use lease owners of their own, as they run

@@ -10,6 +10,7 @@ How the job threads share their slots:
 3. A dataset has one running job at a time: a tenant's jobs on it run in the order in which they were requested.
 """
 
+import math
 import threading
 import time
 from collections import Counter
@@ -30,6 +31,7 @@ from tarn.datasets import registry
 from tarn.datasets.registry import Dataset, JobHeartbeat
 from tarn.db import jobs, outbox, worker_heartbeats
 from tarn.db.engine import Database
+from tarn.db.notifications import EVENTS, JOURNAL, Waiter
 from tarn.errors import Internal, Locked, TarnError
 from tarn.journal.dataset_removal import remove_journal
 from tarn.journal.expiry import sweep
@@ -37,6 +39,7 @@ from tarn.model.datasets.flush import Flusher, FlushOutcome
 from tarn.model.ids import new_id, now
 from tarn.model.work.backoff import delays
 from tarn.model.work.cancellation import Cancellation
+from tarn.model.work.event import EventKind
 from tarn.model.work.job import FlushResult, Job, JobStopped, Maintainer, Operation, Progress, ResumeLater
 from tarn.settings import Settings
 from tarn.storage.connection import LONGEST_CALL
@@ -63,6 +66,8 @@ CANCEL_POLL = 0.5
 
 SWEEP_EVERY = 30.0
 """Seconds between two sweeps of expired rows in the journal, jobs, queue, events and audit log."""
+
+ENDS_OF_JOBS = (EventKind.JOB_DONE, EventKind.JOB_FAILED, EventKind.JOB_CANCELLED)
 
 MOST_DUE = 250
 """Due datasets that a round takes in addition to the requested ones. A flush that is requested during a round waits for
@@ -99,6 +104,8 @@ class Worker:
         self._rounds = None if flusher is None else FlushRounds(flusher)
         self._consumer = consumer
         self._stop = threading.Event()
+        self._waiters: set[Waiter] = set()
+        """What the threads of this worker wait on for work. Replaced, never mutated, as `stop` reads it."""
         self._stopped = 0.0
         """Monotonic time at which `stop` was called."""
         self._claiming = threading.Lock()
@@ -122,6 +129,8 @@ class Worker:
         """Request the worker to stop: it requeues its jobs at their next step."""
         self._stopped = time.monotonic()
         self._stop.set()
+        for waiter in self._waiters:
+            waiter.wake()
 
     def run(self) -> None:
         """Work until `stop` is called. Waits for a database that does not answer."""
@@ -147,31 +156,60 @@ class Worker:
             thread.start()
         queue_thread = threading.Thread(target=self._run_queues, name="queues")
         queue_thread.start()
-        webhook_thread = threading.Thread(target=self._deliveries.run, args=[self._stop], name="webhooks")
+        webhook_thread = threading.Thread(target=self._run_deliveries, name="webhooks")
         webhook_thread.start()
+        if self._flusher is not None and self._settings.spark_warm_up:
+            threading.Thread(target=self._warm_up, args=[self._flusher], name="warm-up", daemon=True).start()
         last_sweep = -SWEEP_EVERY
-        while not self._stop.is_set():
-            if time.monotonic() >= last_sweep + SWEEP_EVERY:
-                self._sweep()
-                last_sweep = time.monotonic()
-            if not self.flush():
-                self._stop.wait(self._settings.worker_poll)
+        with self._woken_by(EventKind.JOB_QUEUED, JOURNAL) as waiter:
+            while not self._stop.is_set():
+                if time.monotonic() >= last_sweep + SWEEP_EVERY:
+                    self._sweep()
+                    last_sweep = time.monotonic()
+                if not self.flush():
+                    waiter.wait(self._seconds_until_flush())
         for thread in job_threads:
             thread.join()
         queue_thread.join()
         webhook_thread.join()
 
+    @contextmanager
+    def _woken_by(self, *topics: str) -> Iterator[Waiter]:
+        """Yield a waiter that notifications of these topics wake, and `stop`."""
+        waiter = Waiter()
+        with self._claiming:
+            self._waiters = self._waiters | {waiter}
+        if self._stop.is_set():
+            waiter.wake()
+        with self._database.notifications.subscribed(topics, waiter.wake):
+            yield waiter
+
+    def _seconds_until_flush(self) -> float:
+        """Return for how long the flush loop may wait without a notification."""
+        until_due = math.inf if self._rounds is None else self._rounds.seconds_until_due()
+        return min(until_due, self._seconds_until_job())
+
+    def _seconds_until_job(self) -> float:
+        """Return for how long a job thread may wait without a notification: until a postponed job may be claimed."""
+        try:
+            with self._database.read() as connection:
+                return min(self._settings.worker_poll, jobs.seconds_until_retry(connection))
+        except TarnError:
+            return self._settings.worker_poll
+
     def _run_jobs(self) -> None:
-        while not self._stop.is_set():
-            if self._maintenance is not None and self._is_maintenance_due():
-                self._enqueue_maintenance(self._maintenance)
-            try:
-                worked = self.step()
-            except Exception:  # if this thread ended, its job slot would be lost
-                log.exception("a job thread failed unexpectedly")
-                worked = False
-            if not worked:
-                self._stop.wait(self._settings.worker_poll)
+        # A job that ends may free its dataset or its tenant's slot for another one.
+        with self._woken_by(EventKind.JOB_QUEUED, *ENDS_OF_JOBS) as waiter:
+            while not self._stop.is_set():
+                if self._maintenance is not None and self._is_maintenance_due():
+                    self._enqueue_maintenance(self._maintenance)
+                try:
+                    worked = self.step()
+                except Exception:  # if this thread ended, its job slot would be lost
+                    log.exception("a job thread failed unexpectedly")
+                    worked = False
+                if not worked:
+                    waiter.wait(self._seconds_until_job())
 
     def _is_maintenance_due(self) -> bool:
         """Return whether this thread should check now which datasets are due for maintenance."""
@@ -182,14 +220,28 @@ class Worker:
             return is_due
 
     def _run_queues(self) -> None:
-        while self._consumer is not None and not self._stop.is_set():
-            try:
-                worked = self._consumer.work(self._stop.is_set)
-            except Exception:  # the items stay in the queues until the next poll
-                log.exception("queue items could not be processed")
-                worked = 0
-            if not worked:
-                self._stop.wait(self._settings.worker_poll)
+        with self._woken_by(EventKind.QUEUE_ITEM) as waiter:
+            while self._consumer is not None and not self._stop.is_set():
+                try:
+                    worked = self._consumer.work(self._stop.is_set)
+                except Exception:  # the items stay in the queues until the next poll
+                    log.exception("queue items could not be processed")
+                    worked = 0
+                if not worked:
+                    waiter.wait(self._settings.worker_poll)
+
+    def _warm_up(self, flusher: Flusher) -> None:
+        start = time.monotonic()
+        try:
+            flusher.warm_up()
+        except Exception as error:  # noqa: BLE001 - the first job tries again, and fails with the reason
+            log.warning("Spark could not be started in advance", error=f"{type(error).__name__}: {error}"[:500])
+        else:
+            log.info("Spark is ready", seconds=round(time.monotonic() - start, 1))
+
+    def _run_deliveries(self) -> None:
+        with self._woken_by(EVENTS) as waiter:
+            self._deliveries.run(self._stop, waiter)
 
     def step(self) -> bool:
         """Claim one job and run it. Returns False if there is none, or the database does not answer."""

@@ -6,11 +6,12 @@ from fastapi import Query
 from pydantic import BaseModel
 
 from tarn.api.http.limits.threads import run_in_threadpool
-from tarn.api.http.polling import poll_intervals
+from tarn.api.http.polling import wait_until
 from tarn.api.http.problems import Responses
 from tarn.api.http.route_access import Caller
 from tarn.api.http.services.container import Services
 from tarn.datasets.registry import Dataset
+from tarn.db.notifications import stream_topic
 from tarn.errors import Unavailable
 from tarn.lake.snapshots import Named
 from tarn.model.work.job import JobState
@@ -66,11 +67,18 @@ async def wait_for_snapshot(
     if snapshot is None:
         flushing = commit == "force"
         job = await run_in_threadpool(services.jobs.enqueue_flush, dataset, caller.act) if flushing else None
-        async for _ in poll_intervals(services, services.settings.commit_wait):
-            snapshot = await run_in_threadpool(services.snapshots.containing, dataset, segment)
-            if snapshot is not None or (job is not None and await run_in_threadpool(_has_failed, services, job.id)):
-                break
-    return Waited(snapshot, 202 if snapshot is None else 200)
+
+        def check() -> Waited | None:
+            found = services.snapshots.containing(dataset, segment)
+            if found is not None:
+                return Waited(found, 200)
+            has_failed = job is not None and services.jobs.get(job.id).state in (JobState.FAILED, JobState.CANCELLED)
+            return Waited(None, 202) if has_failed else None
+
+        topics = [stream_topic(dataset.id)]
+        waited = await wait_until(services, services.settings.commit_wait, topics, lambda: run_in_threadpool(check))
+        return waited or Waited(None, 202)
+    return Waited(snapshot, 200)
 
 
 async def flush_first(services: Services, caller: Caller, dataset: Dataset) -> None:
@@ -80,7 +88,3 @@ async def flush_first(services: Services, caller: Caller, dataset: Dataset) -> N
         return
     if (await wait_for_snapshot(services, caller, dataset, commit, "force")).snapshot is None:
         raise Unavailable(f"the flush of {dataset.name!r} has not finished yet; retry later", retry_after=2)
-
-
-def _has_failed(services: Services, job_id: str) -> bool:
-    return services.jobs.get(job_id).state in (JobState.FAILED, JobState.CANCELLED)

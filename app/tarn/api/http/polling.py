@@ -1,20 +1,35 @@
-"""Polling with increasing intervals, on the event loop: a waiting request holds no thread."""
+"""Waiting for a state in SQL, on the event loop: a waiting request holds no thread."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable, Collection
+from typing import TypeVar
 
-from anyio import sleep
+from anyio import move_on_after
 
 from tarn.api.http.services.container import Services
 
-FIRST_INTERVAL, LONGEST_INTERVAL = 0.02, 0.5
-"""The first and the longest interval between two polls, in seconds."""
+Result = TypeVar("Result")
+
+FIRST_INTERVAL, LONGEST_INTERVAL = 0.05, 5.0
+"""The first and the longest interval in seconds after which the state is read without a notification."""
 
 
-async def poll_intervals(services: Services, seconds: float) -> AsyncIterator[None]:
-    """Yield whenever it is time to poll again. Ends after these seconds, or when the server shuts down."""
-    deadline, pause = time.monotonic() + seconds, FIRST_INTERVAL
-    while (seconds_left := deadline - time.monotonic()) > 0 and not services.stopping.is_set():
-        await sleep(min(pause, seconds_left))
-        pause = min(LONGEST_INTERVAL, pause * 1.5)
-        yield
+async def wait_until(
+    services: Services, seconds: float, topics: Collection[str], check: Callable[[], Awaitable[Result | None]]
+) -> Result | None:
+    """Call `check` until it returns a result, for these seconds at most, or until the server shuts down.
+
+    It is called at least once, again after every notification of these topics, and after increasing intervals in case
+    a notification is lost.
+    """
+    deadline, interval = time.monotonic() + seconds, FIRST_INTERVAL
+    with services.database.notifications.subscribed_on_loop(topics) as woken:
+        while (result := await check()) is None:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or services.stopping.is_set():
+                return None
+            with move_on_after(min(interval, remaining)):
+                await woken.wait()
+            woken.clear()
+            interval = min(LONGEST_INTERVAL, interval * 2)
+    return result

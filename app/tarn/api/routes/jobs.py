@@ -6,7 +6,7 @@ from fastapi import Query, Response
 
 from tarn.api.http.limits.threads import run_in_threadpool
 from tarn.api.http.paging import Page, PagingDep
-from tarn.api.http.polling import poll_intervals
+from tarn.api.http.polling import wait_until
 from tarn.api.http.problems import raises
 from tarn.api.http.route_access import CallerDep
 from tarn.api.http.routing import IdParam, router
@@ -76,11 +76,15 @@ async def cancel_job(
 
 async def wait_for_job(services: Services, job: Job, wait: float) -> Job:
     """Wait for a job to end and return its state. Returns early after `wait` seconds, or when the server shuts down."""
-    if not job.state.over:
-        async for _ in poll_intervals(services, wait):
-            job = await run_in_threadpool(services.jobs.get, job.id)
-            if job.state.over:
-                break
+    if job.state.over or not wait:
+        return job
+
+    def check() -> Job | None:
+        nonlocal job
+        job = services.jobs.get(job.id)
+        return job if job.state.over else None
+
+    await wait_until(services, wait, services.jobs.topics(job), lambda: run_in_threadpool(check))
     return job
 
 

@@ -28,6 +28,10 @@ class Flusher(Protocol):
     def due(self) -> list[str]:
         """Return the ids of the datasets whose unflushed rows exceed a limit of number, size or age."""
 
+    def seconds_until_due(self) -> float:
+        """Return the seconds until the oldest unflushed row reaches the limit of age: negative if it has, infinite
+        if there is none."""
+
     def flush(
         self, dataset_ids: Sequence[str], hold: Callable[[], None], moved: FlushProgress
     ) -> Mapping[str, FlushOutcome]:
@@ -37,6 +41,9 @@ class Flusher(Protocol):
         `hold` between steps: it raises if the round must be aborted, and its exception must be propagated. An error
         that concerns all datasets is raised. Idempotent: called again after any error, it does the remaining work.
         """
+
+    def warm_up(self) -> None:
+        """Prepare for the first flush, in a thread of its own."""
 
     def tidy(self) -> None:
         """Clean up after flushes, when no caller waits for one."""

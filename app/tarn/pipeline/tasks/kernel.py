@@ -54,6 +54,16 @@ class Kernel:
             while running:
                 yield _finish(*running.popleft())
 
+    def warm_up(self, scratch: str) -> None:
+        """Import what flush tasks use, and open what they open first."""
+        from tarn.pipeline.tasks import append_only_fold, flush_segment  # noqa: F401 - loaded for the tasks that follow
+
+        with FilePuts() as puts, ExitStack() as opened:
+            context = TaskContext(
+                Store(self.connection), puts, self.journal, self.buckets, self.memory, self.threads, scratch, opened
+            )
+            context.fold_connection.execute("SELECT count(*) FROM range(10)").fetchall()
+
 
 def _attempt(step: Callable[[], Result]) -> Result | Exception:
     """Return what a step of a task returns, or its error."""

@@ -1,4 +1,4 @@
-"""Event hub: polls the outbox once per process for all open event streams.
+"""Event hub: reads new events from the outbox once per process for all open event streams.
 
 A follower asks for the page after its position. The hub serves it from its buffer of recent events, or from SQL if the
 follower is further behind. So a client that reads nothing costs only its slot, no client waits for another, and all
@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import structlog
+from anyio import move_on_after
 
 from tarn.coordination.events import EventPage, EventReader
+from tarn.db.notifications import ACCESS, EVENTS, Notifications
 from tarn.db.outbox import OutboxEvent, OutboxPage
 from tarn.errors import RateLimited, TarnError, Unavailable
 from tarn.settings import Settings
@@ -24,6 +26,9 @@ from tarn.settings import Settings
 log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")
+
+MIN_INTERVAL = 0.01
+"""Minimum seconds between two reads, so that many small transactions cause few of them."""
 
 MAX_BUFFERED = 64
 """Recent events of a stream that are buffered for its followers."""
@@ -53,8 +58,11 @@ class WatchedStream:
 class Hub:
     """The event hub of a process. Used on the event loop only; its queries run on its one thread."""
 
-    def __init__(self, settings: Settings, events: EventReader, stopping: threading.Event) -> None:
+    def __init__(
+        self, settings: Settings, events: EventReader, notifications: Notifications, stopping: threading.Event
+    ) -> None:
         self._settings = settings
+        self._notifications = notifications
         self._events = events
         self._stopping = stopping
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="events")
@@ -114,16 +122,20 @@ class Hub:
                 del self._watched[stream]
 
     async def _poll_forever(self) -> None:
-        """Poll while there are followers. Goes on while the database is unavailable."""
+        """Read new events when there are some, while there are followers. Goes on while the database is unavailable."""
         try:
-            while self._watched and not self.stopping:
-                await asyncio.sleep(self._settings.event_poll)
-                try:
-                    await self._poll_once()
-                except TarnError as error:
-                    log.warning("cannot poll events; retrying", problem=error.slug)
-                except Exception:  # followers would never get another event
-                    log.exception("polling events failed")
+            with self._notifications.subscribed_on_loop([EVENTS, ACCESS]) as woken:
+                while self._watched and not self.stopping:
+                    with move_on_after(self._settings.event_poll):
+                        await woken.wait()
+                        await asyncio.sleep(MIN_INTERVAL)
+                    woken.clear()
+                    try:
+                        await self._poll_once()
+                    except TarnError as error:
+                        log.warning("cannot poll events; retrying", problem=error.slug)
+                    except Exception:  # followers would never get another event
+                        log.exception("polling events failed")
         finally:
             self._polling = None
             self._wake(self._watched.keys())
