@@ -1,3 +1,5 @@
+"""Return of free heap memory to the operating system."""
+
 import subprocess
 import sys
 from textwrap import dedent

@@ -55,7 +55,7 @@ from tarn.storage.lake_root import open_lake
 from tarn.storage.store import Store
 from tarn.telemetry import build_telemetry
 from tarn.worker.loop import Worker
-from tarn.worker.queue import Consumer
+from tarn.worker.queue_consumer import QueueConsumer
 from tarn.worker.worker_process import WorkerProcess
 
 log = structlog.get_logger(__name__)
@@ -65,10 +65,6 @@ GC_THRESHOLDS = 100_000, 20, 50
 
 BACKLOG = 2048
 """Backlog of the listening sockets: connections waiting to be accepted."""
-
-SWITCH_SECONDS = 0.001
-"""Switch interval of the GIL. A small request acquires the GIL about six times. With the default of 5 ms, each time it
-would wait five times as long for a thread that is busy with a query."""
 
 
 def run_serve(settings: Settings) -> None:
@@ -93,7 +89,7 @@ def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
     telemetry = build_telemetry(settings, "worker")
     with _opened(settings, "tarn-worker") as (database, store):
         flusher = SparkFlusher(settings, database, store, owner=new_id(), watch=telemetry)
-        consumer = Consumer(settings, database, store, owner=new_id())
+        consumer = QueueConsumer(settings, database, store, owner=new_id())
         worker = Worker(settings, database, store, flusher, flusher.maintenance(), consumer, telemetry)
         if settings.worker_metrics_port is not None:
             _serve_metrics(settings.host, settings.worker_metrics_port, telemetry.registry, "TARN_WORKER_METRICS_PORT")
@@ -269,7 +265,6 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
         services.parsers.start()
         database.notifications.listen()
         _collect_seldom()
-        sys.setswitchinterval(SWITCH_SECONDS)
         config = uvicorn.Config(
             create_app(services),
             http=Protocol,

@@ -263,7 +263,9 @@ class Settings(BaseSettings):
         "be retried.",
     )
     spark_warm_up: bool = Field(
-        True, description="Start Spark with the worker. Otherwise it starts with the worker's first job."
+        True,
+        description="Start Spark with the worker if TARN_SPARK_MASTER is local. Otherwise it starts with the worker's "
+        "first job.",
     )
     maintenance_interval: float = Field(
         10, gt=0, description="Seconds between two checks for datasets that are due for maintenance."
@@ -375,7 +377,9 @@ class Settings(BaseSettings):
     )
     lease_seconds: float = Field(60, gt=0, description="Seconds after which a lease that is not renewed expires.")
     commit_wait: float = Field(60, ge=0, description="Maximum seconds that a write waits for its flush.")
-    commit_retries: int = Field(10, ge=0, description="How often a commit that lost a race is retried.")
+    commit_retries: int = Field(
+        10, ge=0, description="Maximum number of retries of a commit that conflicted with another writer."
+    )
     commit_backoff_base: float = Field(
         0.01,
         gt=0,

@@ -77,7 +77,7 @@ class Telemetry:
         )
         self.retries = Counter(
             "tarn_commit_retries",
-            "Attempts to publish a snapshot that lost a race and were retried.",
+            "Attempts to publish a snapshot that conflicted with another writer and were retried.",
             ("why",),
             registry=registry,
         )

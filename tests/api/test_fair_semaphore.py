@@ -241,7 +241,7 @@ def test_long_request_releases_its_slot_among_the_active_ones():
     run_case(case)
 
 
-def test_confined_tenant_has_one_slot_at_a_time():
+def test_isolated_tenant_has_one_slot_at_a_time():
     async def case(slots: Slots) -> None:
         slots.semaphore = FairSemaphore(4, clock=slots.clock, one_at_a_time=lambda tenant: tenant == "a")
         await slots.request(*"aaab")

@@ -96,14 +96,14 @@ def test_query_that_must_be_killed_affects_other_tenants_once(api: InProcessApi)
             while not attacked.done():
                 assert ids_of(alice.get(SMALL)) == ["jane"]
         harmless = mallory.get(SMALL)
-        third, confined = reader._remote.pid, reader._isolated.pid
+        third, isolated = reader._remote.pid, reader._isolated.pid
 
     assert [problem(killed), problem(attacked.result())] == [(504, "query-timeout")] * 2
     assert first != second == third
     assert reader.is_isolated("mallory")
     assert not reader.is_isolated("alice")
     assert ids_of(harmless) == ["jane"]
-    assert confined is None
+    assert isolated is None
 
 
 @pytest.mark.parametrize("value", [f"%a{'_' * 900}", f"%{'a' * 100}_"])

@@ -8,7 +8,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from tarn.api.http.streaming.row_formats import FORMS, preferred
+from tarn.api.http.streaming.row_formats import SERIALIZERS, preferred
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.errors import NotAcceptable
@@ -20,7 +20,7 @@ from tests.in_process_api import InProcessApi
 from tests.lake.manifests import build, dataset_of, file, history, publish
 
 LOG = "/v1/datasets/donations/snapshots"
-NDJSON, PARQUET, ARROW = FORMS
+NDJSON, PARQUET, ARROW = SERIALIZERS
 
 
 @pytest.fixture
@@ -350,13 +350,13 @@ def test_unsupported_format_of_files_is_refused_with_the_supported_ones(
     ],
 )
 def test_format_is_the_one_that_the_caller_prefers(accept: str | None, form: str):
-    assert preferred(accept, tuple(FORMS)) == form
+    assert preferred(accept, tuple(SERIALIZERS)) == form
 
 
 @pytest.mark.parametrize("accept", ["text/*", f"{NDJSON};q=0", "nonsense", "text/csv, image/png"])
 def test_caller_who_accepts_no_format_is_refused(accept: str):
     with pytest.raises(NotAcceptable):
-        preferred(accept, tuple(FORMS))
+        preferred(accept, tuple(SERIALIZERS))
 
 
 @pytest.mark.contract("D1")

@@ -278,7 +278,7 @@ def test_next_address_is_tried_if_the_first_refuses_the_connection(fetcher_of: F
 def test_refused_connection_is_a_source_failure(fetcher: Fetcher):
     with listening() as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(SourceFailed, match="cannot be connected to"):
+    with pytest.raises(SourceFailed, match="cannot connect to"):
         fetcher.open(f"http://files.test:{port}/")
 
 
@@ -355,7 +355,7 @@ def test_certificate_of_an_unknown_authority_is_refused(fetcher: Fetcher, secure
 
 
 def test_server_that_never_completes_the_handshake_times_out(fetcher_of: FetcherOf):
-    with listening() as listener, pytest.raises(SourceFailed, match="takes too long"):
+    with listening() as listener, pytest.raises(SourceFailed, match="did not respond in time"):
         fetcher_of(fetch_timeout=0.05).open(f"https://files.test:{listener.getsockname()[1]}/x")
 
 
@@ -382,7 +382,7 @@ def test_redirect_from_https_to_http_is_refused(trusting: Fetcher, secure: Scrip
 def test_error_status_is_an_error(fetcher: Fetcher, server: Scripted, status: str, error: type[TarnError]):
     server.scripts["/x?token=secret"] = answer(status=status)
 
-    with pytest.raises(error, match=f"answers {status[:3]}") as caught:
+    with pytest.raises(error, match=f"responded with status {status[:3]}") as caught:
         fetcher.open(address(server, "/x?token=secret"))
     assert "secret" not in caught.value.detail
 
@@ -422,7 +422,7 @@ def test_truncated_file_is_a_failure(fetcher: Fetcher, server: Scripted, pieces:
 def test_response_that_is_not_http_is_a_failure(fetcher: Fetcher, server: Scripted, response: bytes):
     server.scripts["/x"] = lambda: [response]
 
-    with pytest.raises(SourceFailed, match="broke off"):
+    with pytest.raises(SourceFailed, match=r"closed the connection|sent an invalid or incomplete HTTP response"):
         fetcher.open(address(server, "/x"))
 
 
@@ -472,7 +472,7 @@ def test_server_that_sends_nothing_times_out(fetcher_of: FetcherOf, server: Scri
         return []
 
     server.scripts["/x"] = block
-    with pytest.raises(SourceFailed, match="takes too long"):
+    with pytest.raises(SourceFailed, match="did not respond in time"):
         fetcher_of(fetch_timeout=0.05).open(address(server, "/x"))
     server.over.set()
 
@@ -484,7 +484,7 @@ def test_server_that_stops_midway_times_out(fetcher_of: FetcherOf, server: Scrip
 
     server.scripts["/x"] = halting
     source = fetcher_of(fetch_timeout=0.05).open(address(server, "/x"))
-    with pytest.raises(SourceFailed, match="takes too long"):
+    with pytest.raises(SourceFailed, match="did not respond in time"):
         read(source)
     server.over.set()
 
@@ -495,7 +495,7 @@ def test_server_that_sends_slowly_without_end_times_out(fetcher_of: FetcherOf, s
     server.scripts["/x"] = lambda: itertools.chain([beginning], itertools.repeat(beginning))
     fetcher = fetcher_of(clock=itertools.count().__next__, fetch_max_seconds=12)
 
-    with pytest.raises(SourceFailed, match="takes too long"):
+    with pytest.raises(SourceFailed, match="did not respond in time"):
         read(fetcher.open(address(server, "/x")))
 
 

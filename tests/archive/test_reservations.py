@@ -87,7 +87,7 @@ def test_body_with_too_large_declared_length_is_refused_without_reading_it(datas
     reservation = reserved(dataset_archive, quota_bytes=100)
 
     with pytest.raises(
-        QuotaExceeded, match="may store None statements and 100 bytes, has 0 and 0, and requested 0 and"
+        QuotaExceeded, match="has used 0 of unlimited statements and 0 of 100 bytes, and requested 0 and"
     ):
         reservation.declare(101)
     reservation.declare(100)

@@ -1,8 +1,11 @@
 """Notifications between processes: two `Database` objects on one database behave as two processes do."""
 
 import asyncio
+import os
+import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,7 +14,7 @@ import pytest
 from sqlalchemy import text
 from tarn.db import notifications
 from tarn.db.engine import Database
-from tarn.db.notifications import EVERYTHING, Waiter, publish
+from tarn.db.notifications import EVERYTHING, SqliteChannel, Waiter, publish
 
 pytestmark = pytest.mark.both_databases
 
@@ -150,8 +153,8 @@ def cut(database: Database) -> None:
             path.unlink()
         return
     with database.write() as connection:
-        listens = "pid <> pg_backend_pid() AND datname = current_database() AND query LIKE 'LISTEN%'"
-        connection.execute(text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {listens}"))
+        others = "pid <> pg_backend_pid() AND datname = current_database()"
+        connection.execute(text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"))
 
 
 def test_closed_process_leaves_no_socket_and_no_thread(database_url: str, sender: Database):
@@ -168,9 +171,59 @@ def folder_of(database: Database) -> Path:
     return path.with_name(f"{path.name}.listeners")
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_stop_ends_a_wait_at_once_also_if_the_channel_was_cut(database_url: str):
+    with listening(database_url) as database:
+        cut(database)
+        began = time.monotonic()
+        database.notifications.close()
+    assert time.monotonic() - began < notifications.STOP_SECONDS
+
+
+def test_waiter_can_be_woken_by_a_signal_handler_of_its_own_thread():
+    waiter = Waiter()
+    former = signal.signal(signal.SIGALRM, lambda *_: waiter.wake())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        woken = sum(waiter.wait(0.001) for _ in range(2000))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    assert woken > 0
+
+
+def test_subscriber_that_fails_does_not_fail_the_commit(sender: Database):
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with sender.notifications.subscribed(["a"], fail):
+        send(sender, "a")
+
+
+# PostgreSQL
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("payload", ["x", "5", "null", "[[]]", "[" * 3000])
+def test_message_of_an_unknown_form_wakes_everyone_and_later_ones_arrive(
+    sender: Database, receiver: Database, payload: str
+):
+    with subscribed(receiver) as waiter, subscribed(receiver, "b") as other:
+        with sender.write() as connection:
+            connection.execute(text("SELECT pg_notify('tarn', :payload)"), {"payload": payload})
+            publish(connection, "b")
+        assert other.wait(LONG)
+        send(sender, "a")
+        assert waiter.wait(LONG)
+
+
+# SQLite
+
+SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@SQLITE
 def test_socket_of_a_dead_process_is_removed_by_the_next_notification(sender: Database, receiver: Database):
-    dead = folder_of(sender) / "1-dead"
+    dead = folder_of(sender) / "1-00000000"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as abandoned:
         abandoned.bind(str(dead))
     assert dead.exists()
@@ -180,25 +233,82 @@ def test_socket_of_a_dead_process_is_removed_by_the_next_notification(sender: Da
     assert not dead.exists()
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@SQLITE
+def test_other_files_in_the_folder_are_left_alone(sender: Database, receiver: Database):
+    folder = folder_of(sender)
+    (folder / "notes").write_text("a")
+    (folder / "folder").mkdir()
+    (folder / os.fsdecode(b"\xff")).write_text("b")
+    names = {path.name for path in folder.iterdir()}
+    with subscribed(receiver) as waiter:
+        send(sender, "a")
+        assert waiter.wait(LONG)
+    assert {path.name for path in folder.iterdir()} == names
+
+
+@SQLITE
+@pytest.mark.parametrize("kind", ["open to others", "link", "file"])
+def test_folder_that_others_could_have_made_is_not_used(sender: Database, tmp_path: Path, kind: str):
+    folder, victim = folder_of(sender), tmp_path / "victim"
+    victim.mkdir(mode=0o700)
+    (victim / "1-00000000").write_text("important")
+    if kind == "link":
+        folder.symlink_to(victim)
+    elif kind == "file":
+        folder.write_text("")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    with subscribed(sender) as waiter:
+        send(sender, "a")
+        assert waiter.wait(0)
+    sender.notifications.listen()
+    sender.notifications.close()
+    assert (victim / "1-00000000").read_text() == "important"
+    assert kind != "open to others" or list(folder.iterdir()) == []
+
+
+@SQLITE
 def test_only_its_user_may_send_to_the_sockets_of_a_process(receiver: Database):
     assert folder_of(receiver).stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_full_buffer_of_a_stopped_process_delays_no_commit(sender: Database, receiver: Database):
-    receiver.notifications.close()
-    channel = receiver.notifications._channel
-    with channel.receiver():  # nobody reads
-        for _ in range(3000):
-            sender.notifications.send_after_commit(["a"])
+@SQLITE
+def test_process_that_reads_nothing_delays_no_commit_and_no_other_process(sender: Database, receiver: Database):
+    stuck = SqliteChannel(Path(str(sender.engine.url.database)))
+    with ExitStack() as stack:
+        for _ in range(10):
+            stack.enter_context(SqliteChannel(stuck._folder.with_name("tarn.db")).receiver())
+        with subscribed(receiver) as waiter:
+            for _ in range(50):
+                send(sender, "a", "x" * 3000)
+            assert waiter.wait(LONG)
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@SQLITE
+def test_more_messages_than_a_socket_holds_wake_everyone(sender: Database):
+    channel = SqliteChannel(Path(str(sender.engine.url.database)))
+    with channel.receiver() as receiver:
+        for number in range(50):
+            send(sender, f"topic-{number}")
+        messages = receiver.read()
+    assert messages == ['["*"]']
+
+
+@SQLITE
 def test_database_in_a_folder_with_a_long_path_has_a_channel(tmp_path: Path, database_url: str):
     folder = tmp_path / ("long" * 40)
     url = f"sqlite:///{folder}/tarn.db"
     with opened(url) as sender, listening(url) as receiver, subscribed(receiver) as waiter:
+        send(sender, "a")
+        assert waiter.wait(LONG)
+
+
+@SQLITE
+def test_database_opened_through_a_link_has_the_same_channel(tmp_path: Path, sender: Database):
+    link = tmp_path / "link.db"
+    link.symlink_to(str(sender.engine.url.database))
+    with listening(f"sqlite:///{link}") as receiver, subscribed(receiver) as waiter:
         send(sender, "a")
         assert waiter.wait(LONG)
 

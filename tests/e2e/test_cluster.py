@@ -22,7 +22,7 @@ from tarn.model.datasets.snapshot import SnapshotOperation
 from tarn.model.ftm.entity import Exploder
 from tarn.model.ftm.statistics import Statistics
 from tarn.model.names import DatasetName
-from tarn.pipeline.jobs.flush import Kernels
+from tarn.pipeline.jobs.flush import TaskRunner
 from tarn.query.output.statement_formats import CSV
 from tarn.settings import Settings, load_settings
 from tarn.storage.connection import Connection
@@ -133,7 +133,9 @@ class Tenant:
             created = first.post("/v1/datasets", json={"name": dataset}).raise_for_status().json()
             grant = {"dataset": dataset, "level": "maintain"}
             second.post(f"/v1/admin/tenants/{name}/grants", json=grant).raise_for_status()
-            self.players.append(ClusterPlayer(api, cast("Kernels", None), Dataset(created["id"], DatasetName(dataset))))
+            self.players.append(
+                ClusterPlayer(api, cast("TaskRunner", None), Dataset(created["id"], DatasetName(dataset)))
+            )
 
     def write(self, times: int) -> None:
         for _ in range(times):

@@ -20,7 +20,7 @@ from tarn.journal.bulk import CONNECTIONS
 from tarn.pipeline.tasks.crawl_files import POOL as TASK_POOL
 
 from tests.server import clean_environment, running
-from tests.ship.connection_budget import max_connections
+from tests.ship.connection_budget import LISTENER, max_connections
 
 pytestmark = pytest.mark.long
 
@@ -149,9 +149,9 @@ def test_api_and_worker_under_every_request_stay_within_the_connection_budget(
     people = [line for line in stored if json.loads(line)["schema"] == "Person"]
     assert len(people) == BODIES * (ENTITIES + 1)
     budget = {
-        "tarn-api": 2 * POOL,
+        "tarn-api": 2 * POOL + LISTENER,
         "tarn-api-bulk": CONNECTIONS,
-        "tarn-worker": 2 * POOL,
+        "tarn-worker": 2 * POOL + LISTENER,
         TASK: 2 * TASK_POOL,
     }
     assert maximum.keys() == budget.keys()

@@ -14,7 +14,7 @@ from tarn.db.tables import journal, journal_batches, journal_head, leases
 from tarn.db.tables import snapshots as recorded_snapshots
 from tarn.lake import snapshots
 from tarn.lake.commit import TABLES
-from tarn.lake.snapshots import Named
+from tarn.lake.snapshots import SnapshotKey
 from tarn.model.datasets.snapshot import Head, Snapshot, TableName
 from tarn.model.ids import now
 from tarn.storage.store import Store
@@ -102,7 +102,7 @@ def read_history(database: Database, store: Store, dataset: Dataset) -> list[Sna
             .where(table.c.dataset_id == dataset.id, table.c.expired.is_(None))
             .order_by(table.c.seq)
         ).all()
-    return [snapshots.read_named(store, dataset, Named(row.seq, row.id)) for row in rows]
+    return [snapshots.read_named(store, dataset, SnapshotKey(row.seq, row.id)) for row in rows]
 
 
 def assert_linear(scene: Scene, history: list[Snapshot]) -> None:

@@ -13,7 +13,7 @@ from tarn.main import _opened
 from tarn.model.ids import new_id
 from tarn.settings import load_settings
 from tarn.worker.loop import Worker
-from tarn.worker.queue import Consumer
+from tarn.worker.queue_consumer import QueueConsumer
 
 from tests.faults.steps import step_reporter
 
@@ -23,7 +23,7 @@ def main(step: str | None = None, fault: str = "KILL") -> None:
     logs.configure(settings)
     with _opened(settings) as (database, store):
         reached = step_reporter(step, fault)
-        worker = Worker(settings, database, store, consumer=Consumer(settings, database, store, new_id(), reached))
+        worker = Worker(settings, database, store, consumer=QueueConsumer(settings, database, store, new_id(), reached))
         signal.signal(signal.SIGTERM, lambda *_: worker.stop())
         reached("started")
         worker.run()

@@ -40,7 +40,7 @@ from tarn.model.work.job import (
     VacuumResult,
 )
 from tarn.pipeline.jobs.compact import Compact
-from tarn.pipeline.jobs.flush import Flush, Kernels
+from tarn.pipeline.jobs.flush import Flush, TaskRunner
 from tarn.pipeline.jobs.optimize import Optimize
 from tarn.pipeline.jobs.revert import Revert
 from tarn.pipeline.jobs.rewrite import Rewriter
@@ -95,7 +95,7 @@ class Scene:
     settings: Settings
     database: Database
     store: Store
-    kernels: Kernels
+    kernels: TaskRunner
     dataset: Dataset
     draw: random.Random
     acknowledged: dict[int, list[Event]] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Scene:
 
     @classmethod
     def make(
-        cls, settings: Settings, database: Database, store: Store, kernels: Kernels, seed: int, name: str = "test"
+        cls, settings: Settings, database: Database, store: Store, kernels: TaskRunner, seed: int, name: str = "test"
     ) -> "Scene":
         config, _ = registry.create(database, store, NewDataset.model_validate({"name": name}), _act())
         quick = settings.model_copy(update=SHORT_BACKOFF)
@@ -173,7 +173,7 @@ class Scene:
         owner: str,
         reached: StepCallback = lambda _: None,
         store: Store | None = None,
-        kernels: Kernels | None = None,
+        kernels: TaskRunner | None = None,
         **changes: Any,
     ) -> Callable[[], FlushOutcome]:
         """Return a function that flushes the dataset as a worker with this id."""

@@ -61,9 +61,9 @@ class Counting(DirectKernels):
 
     runs = 0
 
-    def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
+    def run(self, partitions: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
         self.runs += 1
-        return super().run(slots)
+        return super().run(partitions)
 
 
 @pytest.fixture
@@ -266,9 +266,9 @@ def test_build_on_a_head_that_another_flush_replaced_is_refused(scene: Scene, ch
 
 def test_segment_flushed_by_another_worker_before_it_is_read_is_skipped(scene: Scene, kernels: DirectKernels):
     class Overtaken(DirectKernels):
-        def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
+        def run(self, partitions: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
             scene.flush()
-            return super().run(slots)
+            return super().run(partitions)
 
     scene.with_history(1)
     done = scene.worker("w", kernels=Overtaken(kernels._settings, kernels._pool))()
@@ -280,8 +280,8 @@ def test_segment_flushed_by_another_worker_before_it_is_read_is_skipped(scene: S
 
 def test_segment_with_a_row_that_was_not_read_is_not_marked_done(scene: Scene, kernels: DirectKernels):
     class Incomplete(DirectKernels):
-        def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
-            for number, output in super().run(slots):
+        def run(self, partitions: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
+            for number, output in super().run(partitions):
                 assert isinstance(output, TableFiles)
                 yield number, output._replace(tally=output.tally._replace(added=output.tally.added - 1))
 
@@ -294,10 +294,10 @@ def test_segment_with_a_row_that_was_not_read_is_not_marked_done(scene: Scene, k
 
 def test_task_that_runs_twice_leaves_unreferenced_files_and_no_duplicate_row(scene: Scene, kernels: DirectKernels):
     class Twice(DirectKernels):
-        def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
-            first = [*super().run(slots)]
+        def run(self, partitions: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
+            first = [*super().run(partitions)]
             assert first
-            return super().run(slots)
+            return super().run(partitions)
 
     scene.write(*(scene.new_statement(name) for name in ("a", "b", "c")))
     done = scene.worker("w", kernels=Twice(kernels._settings, kernels._pool))()

@@ -173,8 +173,8 @@ def test_slow_store_changes_nothing(scene: Scene):
 class FullDisk(DirectKernels):
     """Kernels whose disk is full when they write data files."""
 
-    def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
-        tasks = [task for slot in slots for task in slot]
+    def run(self, partitions: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
+        tasks = [task for partition in partitions for task in partition]
         connection = Connection.from_settings(self._settings)
         full_disk_kernel = Kernel(Journal.at(self._settings.database_url), connection, buckets(), "256m")
         yield from self._pool.submit(run_on_full_disk, full_disk_kernel, tasks).result()

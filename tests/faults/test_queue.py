@@ -20,7 +20,7 @@ from tarn.model import ids
 from tarn.model.ids import new_id
 from tarn.settings import Settings
 from tarn.storage.fault_injection import Gate
-from tarn.worker.queue import ACTION, Consumer
+from tarn.worker.queue_consumer import ACTION, QueueConsumer
 
 from tests.faults.processes import WorkerProcess, start_worker
 from tests.faults.scene import in_background, pause_at, run_concurrently
@@ -31,10 +31,10 @@ BASE = "/v1/datasets/test/queue"
 ITEMS = 12
 
 
-def consumer(api: InProcessApi, reached: Callable[[str], None] = lambda _: None, **changes: Any) -> Consumer:
+def consumer(api: InProcessApi, reached: Callable[[str], None] = lambda _: None, **changes: Any) -> QueueConsumer:
     services = api.services
     settings = services.settings.model_copy(update=changes)
-    return Consumer(settings, services.database, services.store, new_id(), reached)
+    return QueueConsumer(settings, services.database, services.store, new_id(), reached)
 
 
 def add_items(api: InProcessApi, count: int = ITEMS, begin: int = 0) -> list[str]:

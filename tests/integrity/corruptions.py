@@ -16,7 +16,7 @@ from tarn.model.datasets.snapshot import File
 from tarn.model.ids import new_id
 
 from tests.integrity.lakes import Lake
-from tests.journal.packing import pack_rows
+from tests.journal.convert_to_packs import pack_rows
 
 Corrupt = Callable[[Lake], None]
 

@@ -32,7 +32,7 @@ from tarn.model.ids import new_id
 from tarn.model.names import RefName
 from tarn.model.tenant import ADMIN
 from tarn.model.work.job import VerifyOptions, VerifyResult
-from tarn.pipeline.jobs.flush import Kernels
+from tarn.pipeline.jobs.flush import TaskRunner
 from tarn.settings import Settings
 from tarn.storage.connection import Connection as Storage
 from tarn.storage.layout import data_file
@@ -146,7 +146,7 @@ def copied(template: Lake, folder: Path) -> Iterator[Lake]:
     database.close()
 
 
-def rich_lake(settings: Settings, database: Database, store: Store, kernels: Kernels, seed: int = 7) -> Lake:
+def rich_lake(settings: Settings, database: Database, store: Store, kernels: TaskRunner, seed: int = 7) -> Lake:
     """Build a lake with every kind of event: colliding origins, deletes, revivals, moved ids, a stage, rejected
     events, packed files, expired snapshots, a ref, a changed configuration, and an unflushed batch.
     """

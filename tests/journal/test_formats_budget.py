@@ -10,7 +10,7 @@ import pytest
 from tarn.errors import BodyTooLarge, InvalidFormat
 from tarn.journal.formats import arrow, budget, statement_rows
 
-from tests.journal import dense
+from tests.journal import decompression_bombs
 from tests.journal.test_formats import LONGEST, rows
 from tests.journal.test_formats_arrow import BOTH, PARQUET, STREAM
 
@@ -35,28 +35,30 @@ def refused(body: bytes, media_type: str) -> BodyTooLarge:
 
 
 def test_distinct_statements_in_very_few_bytes_are_read():
-    body = dense.numbered_parquet(120_000)
+    body = decompression_bombs.numbered_parquet(120_000)
     assert len(body) < 19_025
     assert read(body, PARQUET) == 120_000
 
 
 def test_more_rows_than_the_bytes_of_a_file_allow_are_refused():
-    body = dense.constant_parquet(1_000_000, entity_id="")
+    body = decompression_bombs.constant_parquet(1_000_000, entity_id="")
     assert len(body) < 10_000
     with pytest.raises(InvalidFormat, match=f"1000000 rows in {len(body)} bytes; a body of this size may have"):
         read(body, PARQUET)
 
 
 def test_more_rows_than_the_bytes_of_a_stream_allow_are_refused():
-    table = pa.table({name: pa.repeat(value, 1_000_000).dictionary_encode() for name, value in dense.JANE.items()})
-    body = dense.as_arrow(table, max_chunksize=200_000)
+    table = pa.table(
+        {name: pa.repeat(value, 1_000_000).dictionary_encode() for name, value in decompression_bombs.JANE.items()}
+    )
+    body = decompression_bombs.as_arrow(table, max_chunksize=200_000)
     assert len(body) < 10_000
     with pytest.raises(InvalidFormat, match="rows in"):
         read(body, STREAM)
 
 
 def test_page_that_declares_too_much_is_refused_with_its_size_and_the_limit():
-    body = dense.long_parquet(200 * MIB, 1)
+    body = decompression_bombs.long_parquet(200 * MIB, 1)
     error = refused(body, PARQUET)
     limit = budget.LITTLE_UNPACKED + budget.UNPACKED_PER_BYTE * len(body)
     assert error.members == {"limit": limit}
@@ -64,7 +66,7 @@ def test_page_that_declares_too_much_is_refused_with_its_size_and_the_limit():
 
 
 def test_buffers_that_declare_too_much_are_refused_with_their_size_and_the_limit():
-    body = dense.long_arrow(MIB, 300)
+    body = decompression_bombs.long_arrow(MIB, 300)
     error = refused(body, STREAM)
     assert error.members["limit"] < 100 * MIB
     assert "unpacks to 3145" in error.detail
@@ -73,14 +75,16 @@ def test_buffers_that_declare_too_much_are_refused_with_their_size_and_the_limit
 def test_size_of_a_row_group_is_bounded_independent_of_the_file_size(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(budget, "MOST_IN_MEMORY", 4 * MIB)
     with pytest.raises(BodyTooLarge, match=f"at most {4 * MIB} are unpacked at once"):
-        read(dense.long_parquet(MIB, 5), PARQUET)
-    assert read(dense.long_parquet(MIB, 3), PARQUET) == 1
+        read(decompression_bombs.long_parquet(MIB, 5), PARQUET)
+    assert read(decompression_bombs.long_parquet(MIB, 3), PARQUET) == 1
 
 
 def test_dictionaries_of_a_stream_are_counted_with_the_batch_they_are_for(monkeypatch: pytest.MonkeyPatch):
     values = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array(["x" * MIB, "y" * MIB]))
-    table = pa.table({name: pa.repeat(value, 2) for name, value in dense.JANE.items()} | {"value": values})
-    body = dense.as_arrow(table)
+    table = pa.table(
+        {name: pa.repeat(value, 2) for name, value in decompression_bombs.JANE.items()} | {"value": values}
+    )
+    body = decompression_bombs.as_arrow(table)
     assert read(body, STREAM) == 2
     monkeypatch.setattr(budget, "MOST_IN_MEMORY", 2 * MIB)
     with pytest.raises(BodyTooLarge, match="a dictionary unpacks to 2097"):
@@ -89,7 +93,7 @@ def test_dictionaries_of_a_stream_are_counted_with_the_batch_they_are_for(monkey
 
 @pytest.mark.parametrize("kind", ["dictionary", "prefixes"])
 def test_value_of_many_rows_counts_once_per_row(kind: str):
-    make = {"dictionary": dense.repeated_parquet, "prefixes": dense.prefixed_parquet}[kind]
+    make = {"dictionary": decompression_bombs.repeated_parquet, "prefixes": decompression_bombs.prefixed_parquet}[kind]
     body = make(MIB, 2_000)
     assert len(body) < 10_000
     with pytest.raises(BodyTooLarge, match="holds text of"):
@@ -98,9 +102,11 @@ def test_value_of_many_rows_counts_once_per_row(kind: str):
 
 def test_rows_with_large_pages_are_read_in_small_batches(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(arrow, "LARGEST_BATCH", 10_000)
-    columns = {name: pa.repeat(value, 100) for name, value in dense.JANE.items()}
+    columns = {name: pa.repeat(value, 100) for name, value in decompression_bombs.JANE.items()}
     columns["value"] = pa.array([f"{number}" * 1000 for number in range(100)])
-    file = BytesIO(dense.as_parquet(pa.table(columns), use_dictionary=False, data_page_size=1, write_batch_size=1))
+    file = BytesIO(
+        decompression_bombs.as_parquet(pa.table(columns), use_dictionary=False, data_page_size=1, write_batch_size=1)
+    )
     opened = parquet.ParquetFile(file)
     (group,) = arrow.check_pages(file, opened.metadata, budget.Budget(len(file.getvalue())), opened.schema_arrow.names)
     assert group.rows == 4
@@ -108,10 +114,10 @@ def test_rows_with_large_pages_are_read_in_small_batches(monkeypatch: pytest.Mon
 
 
 def test_usual_pages_are_read_in_large_batches():
-    columns = {name: pa.repeat(value, 100_000) for name, value in dense.JANE.items()}
+    columns = {name: pa.repeat(value, 100_000) for name, value in decompression_bombs.JANE.items()}
     columns["value"] = pa.array([f"{number}" * 10 for number in range(100_000)])
     for options in ({}, {"data_page_size": 100 * MIB}, {"data_page_version": "2.0"}, {"use_dictionary": False}):
-        file = BytesIO(dense.as_parquet(pa.table(columns), **options))
+        file = BytesIO(decompression_bombs.as_parquet(pa.table(columns), **options))
         opened = parquet.ParquetFile(file)
         (group,) = arrow.check_pages(
             file, opened.metadata, budget.Budget(len(file.getvalue())), opened.schema_arrow.names
@@ -123,7 +129,7 @@ def test_usual_pages_are_read_in_large_batches():
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", None])
 @pytest.mark.parametrize("compression", ["NONE", "snappy", "zstd", "gzip", "brotli", "lz4"])
 def test_files_of_every_encoding_and_compression_are_read(version: str, encoding: str | None, compression: str):
-    columns = {name: pa.repeat(value, 1_000) for name, value in dense.JANE.items()}
+    columns = {name: pa.repeat(value, 1_000) for name, value in decompression_bombs.JANE.items()}
     columns["value"] = pa.array([None if number % 7 == 0 else f"v{number}" for number in range(1_000)])
     file = BytesIO()
     parquet.write_table(
@@ -144,7 +150,7 @@ def test_files_of_every_encoding_and_compression_are_read(version: str, encoding
 @pytest.mark.parametrize("legacy", [True, False])
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 def test_streams_of_either_framing_and_every_compression_are_read(legacy: bool, compression: str | None):
-    columns = {name: pa.repeat(value, 1_000) for name, value in dense.JANE.items()}
+    columns = {name: pa.repeat(value, 1_000) for name, value in decompression_bombs.JANE.items()}
     columns["lang"] = pa.array(["eng", None] * 500).dictionary_encode()
     file = BytesIO()
     options = pa.ipc.IpcWriteOptions(compression=compression, use_legacy_format=legacy, emit_dictionary_deltas=True)
@@ -155,7 +161,7 @@ def test_streams_of_either_framing_and_every_compression_are_read(legacy: bool, 
 
 
 def test_pages_with_another_number_of_values_than_declared_are_refused():
-    columns = {name: pa.repeat(value, 40) for name, value in dense.JANE.items()}
+    columns = {name: pa.repeat(value, 40) for name, value in decompression_bombs.JANE.items()}
     file = BytesIO()
     parquet.write_table(pa.table(columns), file, compression="NONE", use_dictionary=False, write_statistics=False)
     body = file.getvalue()
@@ -168,7 +174,7 @@ def test_pages_with_another_number_of_values_than_declared_are_refused():
 
 
 def test_buffer_with_a_false_decompressed_size_is_refused():
-    body = dense.long_arrow(MIB, 10)
+    body = decompression_bombs.long_arrow(MIB, 10)
     length = struct.pack("<q", 10 * MIB)
     assert body.count(length) >= 1
     for size in (-2, 1 << 40, 1 << 62):
@@ -178,8 +184,12 @@ def test_buffer_with_a_false_decompressed_size_is_refused():
 
 @BOTH
 def test_body_with_another_number_of_rows_than_declared_is_refused(media_type: str):
-    table = pa.table({name: pa.repeat(value, 10_000) for name, value in dense.JANE.items()})
-    body = dense.as_parquet(table) if media_type == PARQUET else dense.as_arrow(table, max_chunksize=3_000)
+    table = pa.table({name: pa.repeat(value, 10_000) for name, value in decompression_bombs.JANE.items()})
+    body = (
+        decompression_bombs.as_parquet(table)
+        if media_type == PARQUET
+        else decompression_bombs.as_arrow(table, max_chunksize=3_000)
+    )
     items = statement_rows(BytesIO(body), media_type, LONGEST)
     assert sum(1 for _ in islice(items, 10_000)) == 10_000
     with pytest.raises(StopIteration) as end:

@@ -16,7 +16,7 @@ from tarn.model.datasets.shards import shard_of
 from tarn.model.ids import now
 
 from tests.in_process_api import InProcessApi
-from tests.journal.packing import as_batch, pack_rows
+from tests.journal.convert_to_packs import as_batch, pack_rows
 
 pytestmark = pytest.mark.both_databases
 

@@ -26,7 +26,7 @@ from tarn.model.ftm.entity import Exploder
 from tarn.model.names import DatasetName
 
 from tests.in_process_api import ONE_DATABASE, InProcessApi
-from tests.journal import dense, journal, low_parser
+from tests.journal import decompression_bombs, journal, parser_with_low_limits
 from tests.journal.test_formats import PACK, written
 
 NDJSON, JSON = "application/x-ndjson", "application/json"
@@ -88,7 +88,15 @@ EVERY_FORMAT = pytest.mark.parametrize(
 )
 
 LENGTHS = st.integers(0, 40) | st.sampled_from(
-    [size + step for size in (low_parser.ROWS, low_parser.CHUNK_ROWS, 2 * low_parser.CHUNK_ROWS) for step in (-1, 0, 1)]
+    [
+        size + step
+        for size in (
+            parser_with_low_limits.ROWS,
+            parser_with_low_limits.CHUNK_ROWS,
+            2 * parser_with_low_limits.CHUNK_ROWS,
+        )
+        for step in (-1, 0, 1)
+    ]
 )
 VALUES = st.sampled_from(["a", "Jane", "x" * 20, "x" * 150, "ä" * 70, "y" * 290, "z" * 700])
 
@@ -107,7 +115,7 @@ def bodies(draw: st.DrawFn) -> list[Row]:
 @pytest.fixture(scope="module")
 def low_parsers() -> Iterator[ParserPool]:
     class LowServer(ForkServer):
-        module = "tests.journal.low_parser"
+        module = "tests.journal.parser_with_low_limits"
 
     with pytest.MonkeyPatch.context() as patch, closing(ParserPool(2, wait=120)) as parsers:
         patch.setattr("tarn.journal.parsing.parser_pool.ForkServer", LowServer)
@@ -146,7 +154,7 @@ def stored(reading: BodyParser, body: bytes) -> tuple[list[tuple[str, str]], int
 def test_every_row_read_is_stored_or_reported(
     low_parsers: ParserPool, monkeypatch: pytest.MonkeyPatch, records: str, media_type: str, rows: list[Row]
 ):
-    low_parser.lower(monkeypatch.setattr)
+    parser_with_low_limits.lower(monkeypatch.setattr)
     body = FORMATS[records, media_type](rows)
     valid = [(row["entity_id"], row["value"]) for row in rows if row["entity_id"]]
 
@@ -195,7 +203,7 @@ def test_small_file_of_many_chunks_is_stored_completely(api: InProcessApi, stage
     if staged:
         stage = api.admin.post("/v1/datasets/test/stages", {}).json()["id"]
         path = f"/v1/datasets/test/stages/{stage}/statements"
-    body = dense.numbered_parquet(120_000)
+    body = decompression_bombs.numbered_parquet(120_000)
     assert len(body) < 19_025
 
     answer = api.admin("POST", path, content=body, headers={"Content-Type": PARQUET})
@@ -226,7 +234,11 @@ def test_columnar_body_is_never_parsed_by_the_api(api: InProcessApi, monkeypatch
 @ONE_DATABASE
 @pytest.mark.parametrize(
     "body",
-    [b"x\n" * 8000, b"{}\n" * 5000, as_lines([as_entity({**dense.JANE, "prop": "country", "value": "Germany"})])],
+    [
+        b"x\n" * 8000,
+        b"{}\n" * 5000,
+        as_lines([as_entity({**decompression_bombs.JANE, "prop": "country", "value": "Germany"})]),
+    ],
     ids=["not-json", "empty", "slow-value"],
 )
 def test_small_slow_body_is_passed_to_a_parser(api: InProcessApi, monkeypatch: pytest.MonkeyPatch, body: bytes):
@@ -251,7 +263,7 @@ def test_body_with_an_inconsistent_row_count_is_refused_and_nothing_is_stored(
     api.dataset("test")
     monkeypatch.setattr(ingest, "SMALL", 1 << 20)
     monkeypatch.setattr(ingest, "SMALL_SECONDS", 60.0)
-    rows = [as_entity({**dense.JANE, "entity_id": f"p{n}"}) for n in range(count)]
+    rows = [as_entity({**decompression_bombs.JANE, "entity_id": f"p{n}"}) for n in range(count)]
     monkeypatch.setattr(BodyReader, "_counted", _one_more)
 
     answer = api.admin("POST", "/v1/datasets/test/entities", content=as_lines(rows), headers={"Content-Type": NDJSON})
@@ -280,4 +292,4 @@ def test_record_that_is_neither_stored_nor_reported_raises_an_error(monkeypatch:
     monkeypatch.setattr(ReadReport, "reject", lambda *_: None)
     intake = BodyReader(terms("entities", NDJSON), Exploder())
     with pytest.raises(RecordsLost, match="1 records were stored or reported and 2 were read"):
-        list(intake.chunks(io.BytesIO(as_lines([as_entity(dense.JANE), {}]))))
+        list(intake.chunks(io.BytesIO(as_lines([as_entity(decompression_bombs.JANE), {}]))))

@@ -1,7 +1,7 @@
 """Documents edited by hand."""
 
 import pytest
-from tarn.datasets.documents import read_document
+from tarn.datasets.config_documents import read_document
 from tarn.errors import DocumentInvalid
 from tarn.lake import catalog
 from tarn.model.datasets.dataset import CatalogMetadata

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.lake import refs, retention, snapshots
-from tarn.lake.retention import PRESENT, HistoryStart, Keep
+from tarn.lake.retention import PRESENT, HistoryStart, RetentionRule
 from tarn.model.datasets.dataset import Retention
 from tarn.model.datasets.snapshot import Snapshot
 from tarn.model.names import RefName
@@ -34,7 +34,7 @@ def published(database: Database, store: Store, dataset: Dataset) -> list[Snapsh
     return history(database, store, dataset, 6)
 
 
-def tail(database: Database, dataset: Dataset, keep: Keep, moment: datetime = AT) -> HistoryStart | None:
+def tail(database: Database, dataset: Dataset, keep: RetentionRule, moment: datetime = AT) -> HistoryStart | None:
     with database.read() as connection:
         return retention.history_start(connection, dataset, keep, moment)
 
@@ -59,7 +59,7 @@ def tail(database: Database, dataset: Dataset, keep: Keep, moment: datetime = AT
 def test_snapshot_is_expired_only_if_it_is_beyond_both_count_and_age(
     database: Database, dataset: Dataset, published: list[Snapshot], count: int, hours: float, then: int
 ):
-    assert tail(database, dataset, Keep(count, hours, 24)) == (1, then)
+    assert tail(database, dataset, RetentionRule(count, hours, 24)) == (1, then)
 
 
 def test_dataset_without_snapshots_has_no_tail(database: Database, dataset: Dataset):
@@ -78,17 +78,17 @@ def test_tail_never_decreases(database: Database, dataset: Dataset, published: l
     with database.write() as connection:
         snapshots.expire(connection, dataset, 4)
 
-    assert tail(database, dataset, Keep(100, 1e6, 24)) == (4, 4)
-    assert tail(database, dataset, Keep(2, 0, 24)) == (4, 6)
+    assert tail(database, dataset, RetentionRule(100, 1e6, 24)) == (4, 4)
+    assert tail(database, dataset, RetentionRule(2, 0, 24)) == (4, 6)
 
 
 def test_policy_applies_unless_an_age_is_requested():
     policy = Retention(count=7, days=2)
 
-    assert Keep.of(policy, ASKED) == Keep(7, 48, 24)
-    assert Keep.of(policy, VacuumOptions(override_floor=True)) == Keep(7, 48, 0)
-    assert Keep.of(policy, VacuumOptions(retention_hours=30)) == Keep(1, 30, 30)
-    assert Keep.of(policy, VacuumOptions(retention_hours=0, override_floor=True)) == Keep(1, 0, 0)
+    assert RetentionRule.of(policy, ASKED) == RetentionRule(7, 48, 24)
+    assert RetentionRule.of(policy, VacuumOptions(override_floor=True)) == RetentionRule(7, 48, 0)
+    assert RetentionRule.of(policy, VacuumOptions(retention_hours=30)) == RetentionRule(1, 30, 30)
+    assert RetentionRule.of(policy, VacuumOptions(retention_hours=0, override_floor=True)) == RetentionRule(1, 0, 0)
 
 
 @pytest.mark.parametrize("hours", [0, 1, 23.99])
@@ -103,8 +103,8 @@ def test_old_and_excess_entries_are_expired_oldest_first():
     moment = datetime(2030, 1, 2, tzinfo=UTC)
     ages = [moment - timedelta(hours=hours) for hours in (9, 8, 7, 6)]
 
-    assert Keep(1, 0, 0).expired_count(ages, moment) == 3
-    assert Keep(3, 0, 0).expired_count(ages, moment) == 1
-    assert Keep(4, 0, 0).expired_count(ages, moment) == 0
-    assert Keep(1, 7.5, 0).expired_count(ages, moment) == 2
-    assert Keep(1, 0, 0).expired_count([], moment) == 0
+    assert RetentionRule(1, 0, 0).expired_count(ages, moment) == 3
+    assert RetentionRule(3, 0, 0).expired_count(ages, moment) == 1
+    assert RetentionRule(4, 0, 0).expired_count(ages, moment) == 0
+    assert RetentionRule(1, 7.5, 0).expired_count(ages, moment) == 2
+    assert RetentionRule(1, 0, 0).expired_count([], moment) == 0

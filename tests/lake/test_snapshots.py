@@ -9,7 +9,7 @@ from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.errors import ManifestInvalid, NoSnapshots, SnapshotNotFound
 from tarn.lake import snapshots
-from tarn.lake.snapshots import Named
+from tarn.lake.snapshots import SnapshotKey
 from tarn.model.datasets.snapshot import Head, Snapshot, SnapshotOperation
 from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
@@ -37,12 +37,12 @@ def head(database: Database, dataset: Dataset) -> Head:
         return recorded_head(connection, dataset)
 
 
-def log(database: Database, dataset: Dataset, before: int | None = None, limit: int = 100) -> list[Named]:
+def log(database: Database, dataset: Dataset, before: int | None = None, limit: int = 100) -> list[SnapshotKey]:
     with database.read() as connection:
         return snapshots.kept_page(connection, dataset, before, limit)
 
 
-def find(database: Database, dataset: Dataset, name: str) -> Named:
+def find(database: Database, dataset: Dataset, name: str) -> SnapshotKey:
     with database.read() as connection:
         return snapshots.find(connection, dataset, name)
 
@@ -52,8 +52,8 @@ def swap(database: Database, snapshot: Snapshot) -> bool:
         return snapshots.advance_head(connection, snapshot)
 
 
-def named(*history: Snapshot) -> list[Named]:
-    return [Named(snapshot.seq, snapshot.id) for snapshot in history]
+def named(*history: Snapshot) -> list[SnapshotKey]:
+    return [SnapshotKey(snapshot.seq, snapshot.id) for snapshot in history]
 
 
 @pytest.mark.contract("H1")
@@ -201,7 +201,7 @@ def test_manifest_of_another_dataset_is_not_read(database: Database, store: Stor
     store.put(dataset.layout.snapshot(1), build(Dataset("other", dataset.name), id=first.id).to_json())
 
     with pytest.raises(ManifestInvalid, match="is of another dataset"):
-        snapshots.read_named(store, dataset, Named(1, first.id))
+        snapshots.read_named(store, dataset, SnapshotKey(1, first.id))
 
 
 def test_missing_manifest_is_invalid(database: Database, store: Store, dataset: Dataset):

@@ -8,14 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from tarn.model import document
-from tarn.model.datasets.dataset import (
-    CatalogMetadata,
-    DatasetChange,
-    DatasetConfig,
-    DatasetMetadata,
-    matches,
-    matches_none_match,
-)
+from tarn.model.datasets.dataset import CatalogMetadata, DatasetChange, DatasetConfig, DatasetMetadata
+from tarn.model.entity_tags import matches, matches_none_match
 
 CONFIG = {"name": "donations", "id": "1", "created": datetime(2030, 1, 1, tzinfo=UTC)}
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tarn.cli.input.yaml_reader import parse
 from tarn.model import document
-from tarn.model.document import STORED, InvalidYaml, Limits, check_size, load
+from tarn.model.document import STORED, InvalidYaml, YamlLimits, check_size, load
 
 AMBIGUOUS = [
     "1e5", "1.0e5", "1.5e+3", "1_000", "010", "0o17", "0x1F", "1:30", "12:30:45", "1:59.5", "2020-01-01", "<<", "=",
@@ -117,6 +117,6 @@ def test_document_over_a_limit_is_refused_with_the_value_and_the_limit(name: str
 
 
 def test_json_has_the_same_limit_of_nodes():
-    check_size({"a": [1, {"b": 2}]}, Limits(nodes=7))
+    check_size({"a": [1, {"b": 2}]}, YamlLimits(nodes=7))
     with pytest.raises(InvalidYaml, match="more than 6 keys"):
-        check_size({"a": [1, {"b": 2}]}, Limits(nodes=6))
+        check_size({"a": [1, {"b": 2}]}, YamlLimits(nodes=6))

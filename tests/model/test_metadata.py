@@ -9,7 +9,7 @@ from tarn.model.datasets.stage import NewStage
 
 @pytest.mark.contract("M8")
 @pytest.mark.parametrize("metadata", [{"a": "\ud800"}, {"a": [{"b": "x\udfff"}]}, {"\ud800": 1}])
-def test_half_of_a_surrogate_pair_is_refused(metadata: dict[str, Any]):
+def test_unpaired_surrogate_is_refused(metadata: dict[str, Any]):
     with pytest.raises(ValidationError):
         NewStage(metadata=metadata)
 

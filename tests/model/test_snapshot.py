@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from tarn.datasets.registry import Dataset
 from tarn.errors import ManifestInvalid
-from tarn.model.datasets.metadata import DEEPEST
 from tarn.model.datasets.snapshot import (
     Column,
     Components,
@@ -23,6 +22,7 @@ from tarn.model.datasets.snapshot import (
     Table,
 )
 from tarn.model.datasets.stage import NewStage, StageCommit
+from tarn.model.metadata import DEEPEST
 from tarn.model.names import DatasetName
 
 from tests.lake.manifests import build

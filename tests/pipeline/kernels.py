@@ -33,8 +33,8 @@ class DirectKernels:
         self._settings = settings
         self._pool = pool
 
-    def run(self, slots: list[list[Task[Result]]]) -> Iterator[tuple[int, Result | TarnError]]:
-        tasks = [task for slot in slots for task in slot]
+    def run(self, partitions: list[list[Task[Result]]]) -> Iterator[tuple[int, Result | TarnError]]:
+        tasks = [task for partition in partitions for task in partition]
         connection = Connection.from_settings(self._settings)
         kernel = Kernel(Journal.at(self._settings.database_url), connection, buckets(), "256m")
         yield from self._pool.submit(run_tasks, kernel, tasks).result()

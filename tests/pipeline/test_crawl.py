@@ -126,8 +126,8 @@ class InProcessKernels:
     reached: Callable[[str], None] = lambda _: None
     changed: Callable[[FetchFiles], FetchFiles] = lambda task: task
 
-    def run(self, slots: list[list[Task[FetchedFiles]]]) -> Iterator[tuple[int, FetchedFiles]]:
-        for task in (task for slot in slots for task in slot):
+    def run(self, partitions: list[list[Task[FetchedFiles]]]) -> Iterator[tuple[int, FetchedFiles]]:
+        for task in (task for partition in partitions for task in partition):
             assert isinstance(task, FetchFiles)
             yield task.number, fetch_files(self.changed(task), self.store, reached=self.reached)
 

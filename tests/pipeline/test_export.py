@@ -634,9 +634,9 @@ class CountingKernels(DirectKernels):
 
     tasks = 0
 
-    def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
-        self.tasks = sum(map(len, slots))
-        return super().run(slots)
+    def run(self, partitions: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
+        self.tasks = sum(map(len, partitions))
+        return super().run(partitions)
 
 
 @ONE_DATABASE

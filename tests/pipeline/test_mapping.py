@@ -528,17 +528,17 @@ class LosingKernels:
     def __init__(self, inner: DirectKernels) -> None:
         self._inner = inner
 
-    def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
-        yield from list(self._inner.run(slots))[:-1]
+    def run(self, partitions: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
+        yield from list(self._inner.run(partitions))[:-1]
         raise Killed
 
 
 class RepeatingKernels(LosingKernels):
     """Kernels that run every task twice, and report the second run."""
 
-    def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
-        list(self._inner.run(slots))
-        yield from self._inner.run(slots)
+    def run(self, partitions: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
+        list(self._inner.run(partitions))
+        yield from self._inner.run(partitions)
 
 
 @pytest.mark.parametrize("step", ["staged", "mapped"])

@@ -214,7 +214,7 @@ def test_optimize_merges_small_files_and_reports_it(
     assert Optimize(rewriting).run(dataset, OptimizeOptions(), ignore).snapshot is None
 
 
-# Estimated gain
+# Unmerged share
 
 
 def data_file_of(path: str, rows: int, first: str | None, last: str | None, size: int = 1000, **partition: str) -> File:
@@ -232,7 +232,7 @@ def with_files(snapshot: Snapshot, statements: list[File], translog: list[File])
 
 
 @pytest.mark.parametrize(
-    ("statements", "translog", "gains"),
+    ("statements", "translog", "shares"),
     [
         ([data_file_of("1", 100, "a", "m"), data_file_of("2", 100, "n", "z")], [], [0.0, 0.0]),
         (
@@ -259,24 +259,24 @@ def with_files(snapshot: Snapshot, statements: list[File], translog: list[File])
         ([data_file_of("1", 100, "a", "m"), data_file_of("2", 90, "a", "m", origin="p")], [], [0.0]),
     ],
 )
-def test_gain_counts_unsorted_files_and_marks(
+def test_unmerged_share_counts_unsorted_files_and_marks(
     api: InProcessApi,
     dataset: Dataset,
     flush: Flushing,
     statements: list[File],
     translog: list[File],
-    gains: list[float],
+    shares: list[float],
 ):
     write_batch(api, dataset, [drawn(random.Random(1)) | {"kind": 1}])
     (snapshot,) = flush()
 
     loads = range_loads(with_files(snapshot, statements, translog))
 
-    assert [round(load.gain, 6) for load in loads] == gains
+    assert [round(load.unmerged_share, 6) for load in loads] == shares
     assert (loads[0].keys.low, loads[-1].keys.high) == ("", None)
     assert all(former.keys.high == latter.keys.low for former, latter in pairwise(loads))
     worth = ranges_to_fold(with_files(snapshot, statements, translog), 0.15)
-    assert len(worth) == (1 if max(gains) >= 0.15 else 0)
+    assert len(worth) == (1 if max(shares) >= 0.15 else 0)
 
 
 def test_bins_have_adjacent_files_up_to_the_target_and_no_single_file():

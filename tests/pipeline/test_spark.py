@@ -17,7 +17,7 @@ from tarn.errors import Internal, Unavailable
 from tarn.model.datasets.snapshot import Snapshot
 from tarn.model.ftm.schema_buckets import buckets
 from tarn.pipeline.session import Sessions
-from tarn.pipeline.spark_runner import SparkKernels
+from tarn.pipeline.spark_runner import SparkTaskRunner
 from tarn.pipeline.tasks.journal_slice import Journal
 from tarn.settings import Settings, load_settings
 from tarn.worker.flusher import SparkFlusher
@@ -178,7 +178,7 @@ def test_task_whose_process_dies_is_retried_by_spark_and_counts_once(
         services.database,
         services.store,
         "tester",
-        kernels=lambda: SparkKernels(sessions.current(), kernel, settings.executor_timeout),
+        kernels=lambda: SparkTaskRunner(sessions.current(), kernel, settings.executor_timeout),
     )
     write(api, "test", "jane", "john")
     try:

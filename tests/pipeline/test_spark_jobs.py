@@ -10,7 +10,7 @@ from tarn.datasets.registry import Dataset
 from tarn.errors import Unavailable
 from tarn.model.ftm.schema_buckets import buckets
 from tarn.pipeline.session import Sessions
-from tarn.pipeline.spark_runner import SparkKernels
+from tarn.pipeline.spark_runner import SparkTaskRunner
 from tarn.pipeline.tasks.journal_slice import Journal
 from tarn.settings import Settings, load_settings
 from tarn.worker.flusher import SparkFlusher
@@ -42,7 +42,7 @@ def flusher_of(api: InProcessApi, settings: Settings, sessions: Sessions, busy: 
         services.database,
         services.store,
         "tester",
-        kernels=lambda: SparkKernels(sessions.current(), kernel, settings.executor_timeout),
+        kernels=lambda: SparkTaskRunner(sessions.current(), kernel, settings.executor_timeout),
     )
     flusher._sessions = sessions
     return flusher

@@ -14,7 +14,7 @@ from tarn.model.tenant import ADMIN
 from tarn.model.work.job import CompactOptions, CompactResult, OptimizeOptions, OptimizeResult, Progress
 from tarn.pipeline.jobs.compact import Compact as Compaction
 from tarn.pipeline.jobs.flush import Flush as Flushing
-from tarn.pipeline.jobs.flush import Kernels
+from tarn.pipeline.jobs.flush import TaskRunner
 from tarn.pipeline.jobs.optimize import Optimize
 from tarn.pipeline.jobs.rewrite import Rewriter
 
@@ -34,14 +34,14 @@ class HistoryPlayer:
     """Plays the history of one dataset: applies each step to the lake and to the model."""
 
     api: InProcessApi
-    kernels: Kernels
+    kernels: TaskRunner
     dataset: Dataset
     expected: Expected = field(default_factory=Expected)
     past: list[tuple[Snapshot, Model]] = field(default_factory=list)
     """Every snapshot with its expected content."""
 
     @classmethod
-    def begin(cls, api: InProcessApi, kernels: Kernels) -> "HistoryPlayer":
+    def begin(cls, api: InProcessApi, kernels: TaskRunner) -> "HistoryPlayer":
         name = f"test{next(_numbers)}"
         api.dataset(name)
         return cls(api, kernels, dataset_of(api.services.database, name))

@@ -13,7 +13,7 @@ from followthemoney.model import Model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tarn.query.output.assembly import entity_lines
-from tarn.query.output.documents import COLUMNS, HEADER, PROPERTIES, documents, rows
+from tarn.query.output.documents_csv import COLUMNS, HEADER, PROPERTIES, documents, rows
 
 from tests.query.live_rows import Row, engine, fill, moment
 from tests.query.test_assembly import AWKWARD

@@ -205,13 +205,13 @@ def test_process_uses_only_its_share_of_processors_while_they_are_shared(engine:
             return duck.execute("SELECT current_setting('threads')").fetchall()[0][0]
 
         usual_value = workers()
-        engine.share(True)
+        engine.set_cpus_shared(True)
         assert all(0 < len(part) <= len(all_processors) / 2 for part in affinities())
         wait_until(lambda: workers() <= len(all_processors) // 2)
         with engine.session() as later:
             assert later.execute("SELECT 1").fetchall() == [(1,)]
             assert all(part < all_processors for part in affinities())
-        engine.share(False)
+        engine.set_cpus_shared(False)
         assert all(part == all_processors for part in affinities())
         wait_until(lambda: workers() == usual_value)
 
@@ -219,7 +219,7 @@ def test_process_uses_only_its_share_of_processors_while_they_are_shared(engine:
 @LINUX
 @MULTIPROCESSOR
 def test_process_started_while_processors_are_shared_uses_only_its_share(engine: ProcessEngine):
-    engine.share(True)
+    engine.set_cpus_shared(True)
     engine.warm_up()
     assert all(os.sched_getaffinity(thread) < os.sched_getaffinity(0) for thread in threads(engine.pid))
 

@@ -98,7 +98,7 @@ def _recounted(reading: Reading, player: HistoryPlayer, one: str, other: str) ->
     """Return the statistics of the latter derived incrementally from the former, if possible, and those
     counted anew.
     """
-    states = diff.between(reading, player.dataset, one, other)
+    states = diff.resolve_pair(reading, player.dataset, one, other)
     statistics = []
     for view in states:
         reading.show(view)
@@ -111,7 +111,7 @@ def _recounted(reading: Reading, player: HistoryPlayer, one: str, other: str) ->
 def _differences(
     reading: Reading, player: HistoryPlayer, one: str, other: str, within: Range = EVERYTHING
 ) -> list[diff.Difference]:
-    states = diff.between(reading, player.dataset, one, other)
+    states = diff.resolve_pair(reading, player.dataset, one, other)
     batches = diff.differences(reading.duck, reading.store, states, within=within)
     return [difference for batch in batches for difference in batch]
 

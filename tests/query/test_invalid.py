@@ -7,7 +7,7 @@ import duckdb
 import pyarrow as pa
 from followthemoney.model import Model
 from tarn.lake.live import invalid_sql
-from tarn.query.ftm_model import resolved_schema
+from tarn.query.output.ftm_model import resolved_schema
 
 UNKNOWN = ["Nonsense", "Person'; --"]
 

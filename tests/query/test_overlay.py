@@ -14,7 +14,7 @@ from tarn.journal import overlay, packs
 from tarn.query.reader import NOW, Reader
 
 from tests.in_process_api import InProcessApi
-from tests.journal.packing import pack_rows
+from tests.journal.convert_to_packs import pack_rows
 from tests.pipeline.kernels import DirectKernels
 from tests.query.flushed_history import HistoryPlayer
 from tests.query.model import FLUSH, Event, Move, Step, added, deleted, erased, histories

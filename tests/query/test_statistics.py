@@ -14,8 +14,8 @@ from followthemoney.model import Model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tarn.model.ftm.statistics import Bound, Count, Statistics
-from tarn.query.ftm_model import property_type
 from tarn.query.output.assembly import entity_lines
+from tarn.query.output.ftm_model import property_type
 from tarn.query.statistics import count_entities
 
 from tests.query.live_rows import Row, engine, fill, moment

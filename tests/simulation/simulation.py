@@ -19,7 +19,7 @@ from tarn.pipeline.jobs.flush import Flush
 from tarn.settings import Settings, load_settings
 from tarn.storage.connection import Connection
 from tarn.storage.lake_root import open_lake
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 from tests.faults.checks import check, fold_unflushed, read_recorded_state
 from tests.faults.scene import SHORT_BACKOFF, Scene
@@ -186,7 +186,7 @@ def _reader(scene: Scene, reads: int) -> Actor:
             actor.step("read the files")
             try:
                 actual = shown(fold_unflushed(scene.store, scene.dataset, head, unflushed))
-            except (ManifestInvalid, Missing):
+            except (ManifestInvalid, ObjectMissing):
                 # This reader sends no heartbeat, so a vacuum may delete its files.
                 assert not scene.reverts
                 continue

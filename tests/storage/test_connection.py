@@ -20,7 +20,7 @@ from tarn.errors import StartRefused
 from tarn.settings import Settings
 from tarn.storage import connection as limits
 from tarn.storage.connection import Connection
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 from tests.s3 import ACCESS_KEY, SECRET_KEY, S3Server, moto_server
 
@@ -205,7 +205,7 @@ def test_configured_identity_takes_precedence_over_the_environment_in_every_libr
         **token,
     )
     by_library = []
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectMissing):
         Store(connection).get("ds/doc")
     by_library.append({*recorder.seen})
     recorder.seen.clear()

@@ -175,7 +175,7 @@ except StorageFull as error:
     print(error)
 """
     run = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
-    assert run.stdout == "the store has no room left\n"
+    assert run.stdout == "the store has no space left\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,7 +7,7 @@ import pytest
 from tarn.errors import Unavailable
 from tarn.storage import fault_injection
 from tarn.storage.fault_injection import Call, FaultyStore
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 DOWN = Unavailable("down")
 
@@ -63,7 +63,7 @@ def test_failing_before_has_no_effect_and_failing_after_has_it(faulty, store):
         with pytest.raises(Unavailable):
             faulty.put(path, b"1")
     assert store.get("b") == b"1"
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectMissing):
         store.get("a")
 
 

@@ -14,7 +14,7 @@ from tarn.errors import PathExists, Unavailable
 from tarn.storage import connection as limits
 from tarn.storage import store as store_module
 from tarn.storage.connection import Connection
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 from tests.s3 import ACCESS_KEY, BUCKET, S3Server, s3_server
 
@@ -39,13 +39,13 @@ def test_names_with_every_character_of_the_layout_are_kept_unchanged(store):
 
 @pytest.mark.parametrize("read", [Store.get, lambda s, p: s.get_range(p, 0, 1), lambda s, p: list(s.stream(p))])
 def test_read_of_an_absent_object_raises_missing_with_its_path(store, read):
-    with pytest.raises(Missing) as caught:
+    with pytest.raises(ObjectMissing) as caught:
         read(store, "not/there")
     assert caught.value.path == "not/there"
 
 
 def test_copy_of_an_absent_object_raises_missing_and_creates_nothing(store):
-    with pytest.raises(Missing) as caught:
+    with pytest.raises(ObjectMissing) as caught:
         store.copy_new("not/there", "a/b/target")
     assert caught.value.path == "not/there"
     assert (paths(store), list(store.folders(""))) == ([], [])

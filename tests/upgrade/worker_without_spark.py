@@ -24,9 +24,9 @@ class InProcessKernels:
         self._kernel = kernel
         self._errors = errors
 
-    def run(self, slots: list[list[Any]]) -> Iterator[tuple[int, Any]]:
+    def run(self, partitions: list[list[Any]]) -> Iterator[tuple[int, Any]]:
         with tempfile.TemporaryDirectory() as scratch:
-            for task, output in self._kernel.run([task for slot in slots for task in slot], scratch):
+            for task, output in self._kernel.run([task for partition in partitions for task in partition], scratch):
                 unknown = isinstance(output, Exception) and not isinstance(output, self._errors.TarnError)
                 yield task.number, self._errors.Internal(repr(output)) if unknown else output
 

@@ -11,7 +11,7 @@ from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
 
 from tests.in_process_api import InProcessApi
-from tests.journal.packing import pack_rows
+from tests.journal.convert_to_packs import pack_rows
 from tests.worker.workers import expire_heartbeats, make_retries_due, make_worker, stepping
 
 pytestmark = pytest.mark.both_databases

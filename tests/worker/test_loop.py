@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import func, select
 from tarn.db import worker_heartbeats
+from tarn.db.database_clock import database_time
 from tarn.db.tables import workers as workers_table
 from tarn.errors import StorageFull, Unavailable
 from tarn.model.ids import now
@@ -127,7 +128,8 @@ def test_job_that_fails_while_its_worker_stops_is_available_immediately(api: InP
 
     assert between.state == "queued"
     assert between.not_before is not None
-    assert between.not_before <= now()
+    with api.services.database.read() as connection:
+        assert between.not_before <= database_time(connection)
 
 
 def test_heartbeats_continue_after_an_error(api: InProcessApi, monkeypatch):

@@ -17,7 +17,7 @@ from tarn.db.tables import queue_heads
 from tarn.model.ids import new_id, now
 from tarn.model.work.job import MOST_ATTEMPTS
 from tarn.storage.fault_injection import Gate
-from tarn.worker.queue import ITEMS_PER_DATASET, Consumer
+from tarn.worker.queue_consumer import ITEMS_PER_DATASET, QueueConsumer
 
 from tests.faults.scene import Killed, in_background, kill_at, pause_at
 from tests.in_process_api import ONE_DATABASE, InProcessApi
@@ -29,10 +29,10 @@ pytestmark = pytest.mark.both_databases
 BASE = "/v1/datasets/test/queue"
 
 
-def consumer(api: InProcessApi, reached: Callable[[str], None] = lambda _: None, **changes: Any) -> Consumer:
+def consumer(api: InProcessApi, reached: Callable[[str], None] = lambda _: None, **changes: Any) -> QueueConsumer:
     services = api.services
     settings = services.settings.model_copy(update=changes)
-    return Consumer(settings, services.database, services.store, new_id(), reached)
+    return QueueConsumer(settings, services.database, services.store, new_id(), reached)
 
 
 def person(name: str, entity: str = "jane") -> dict[str, Any]:

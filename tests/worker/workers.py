@@ -11,7 +11,7 @@ from tarn.model.datasets.flush import Flusher
 from tarn.model.ids import now
 from tarn.model.work.job import Maintainer
 from tarn.worker.loop import Worker
-from tarn.worker.queue import Consumer
+from tarn.worker.queue_consumer import QueueConsumer
 
 from tests.in_process_api import InProcessApi
 
@@ -20,7 +20,7 @@ def make_worker(
     api: InProcessApi,
     flusher: Flusher | None = None,
     maintainer: Maintainer | None = None,
-    consumer: Consumer | None = None,
+    consumer: QueueConsumer | None = None,
     **changes: Any,
 ) -> Worker:
     settings = api.services.settings.model_copy(update={"worker_poll": 0.01, "worker_heartbeat": 0.01, **changes})

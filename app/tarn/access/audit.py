@@ -99,7 +99,7 @@ class Denials:
         tenant = act.identity.tenant if act.identity else None
         refused = error.key if isinstance(error, Unauthenticated) else None
         key = refused or (act.identity.key if act.identity else None) or None
-        log.warning("denied", action=act.action, target=act.target, tenant=tenant, key=key, problem=error.slug)
+        log.warning("request denied", action=act.action, target=act.target, tenant=tenant, key=key, problem=error.slug)
         kind = tenant, key, act.action, error.slug
         detail = {"problem": error.slug, "detail": error.detail}
         with self._lock:

@@ -140,10 +140,15 @@ def require(connection: Connection, tenant: TenantName, settings: Settings, size
 
 def _exceeded(tenant: TenantName, limits: Limits, statements: int, size: int) -> QuotaExceeded:
     return QuotaExceeded(
-        f"tenant {tenant!r} may store {limits.quota_statements} statements and {limits.quota_bytes} bytes, has "
-        f"{limits.used_statements} and {limits.used_bytes}, and requested {statements} and {size} more",
+        f"tenant {tenant!r} has used {limits.used_statements} of {_or_unlimited(limits.quota_statements)} statements "
+        f"and {limits.used_bytes} of {_or_unlimited(limits.quota_bytes)} bytes, and requested {statements} and {size} "
+        "more",
         retry_after=60,
     )
+
+
+def _or_unlimited(quota: int | None) -> str:
+    return "unlimited" if quota is None else str(quota)
 
 
 NO_LIMIT = 2**63 - 1

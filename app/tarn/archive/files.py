@@ -20,7 +20,7 @@ from tarn.archive import file_index, texts
 from tarn.archive.mime import HEAD, mime_type
 from tarn.archive.reservations import UNRESERVED, Reservation
 from tarn.archive.texts import CountedText
-from tarn.datasets.documents import require_alive
+from tarn.datasets.config_documents import require_alive
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.errors import BodyTooLarge, FieldError, FileNotFound, PathExists, SchemaViolation, TarnError, Unavailable
@@ -30,7 +30,7 @@ from tarn.model.ids import new_id, now
 from tarn.model.names import Checksum, FileId, FilePath, Origin, TenantName
 from tarn.model.preconditions import Conditions
 from tarn.settings import Settings
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 log = structlog.get_logger(__name__)
 
@@ -356,7 +356,7 @@ class Archive:
     def _record_at(self, path: str) -> ArchiveFile | None:
         try:
             return ArchiveFile.model_validate_json(self._store.get(path))
-        except (Missing, ValidationError):
+        except (ObjectMissing, ValidationError):
             return None
 
     def _wanted(self, dataset: Dataset, tenant: TenantName, staged: Staged) -> ArchiveFile:
@@ -381,7 +381,7 @@ class Archive:
         """Return the bytes of a content, from `start` up to `end`. Raises FileNotFound if it does not exist."""
         try:
             return self._store.open(dataset.layout.blob_data(checksum), start, end)[1]
-        except Missing:
+        except ObjectMissing:
             raise FileNotFound(f"{dataset.name!r} has no file with the checksum {checksum}") from None
 
     def require(self, dataset: Dataset, new_file: NewFile) -> None:

@@ -10,17 +10,17 @@ from sqlalchemy import Connection, Row, select
 
 from tarn.access.audit import AuditedAction
 from tarn.datasets import registry
-from tarn.datasets.documents import read_document, replace_document
+from tarn.datasets.config_documents import read_document, replace_document
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import mapping_runs
 from tarn.db.upsert import upsert
 from tarn.errors import MappingNotFound, PreconditionFailed
 from tarn.journal import head
-from tarn.model.datasets.dataset import etag, matches, matches_none_match
+from tarn.model.entity_tags import etag, matches, matches_none_match
 from tarn.model.ftm.mapping import MappingDocument, tag_of
 from tarn.model.names import Checksum
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 
 class Run(NamedTuple):
@@ -66,7 +66,7 @@ def read(store: Store, dataset: Dataset, content_hash: Checksum) -> StoredMappin
     """Read a mapping. Raises MappingNotFound, and DocumentInvalid if the stored document is invalid."""
     try:
         return StoredMapping(*read_document(store, dataset.layout.mapping(content_hash), MappingDocument.from_yaml))
-    except Missing:
+    except ObjectMissing:
         raise MappingNotFound(f"{dataset.name!r} has no mapping for {content_hash}") from None
 
 
@@ -130,7 +130,7 @@ def _former(store: Store, path: str) -> str | None:
     """Return the entity tag of the stored document, valid or not, or None."""
     try:
         return etag(store.get(path))
-    except Missing:
+    except ObjectMissing:
         return None
 
 

@@ -38,7 +38,7 @@ from tarn.model.names import Checksum, FilePath, Origin, TenantName
 from tarn.model.preconditions import Conditions
 from tarn.model.upload import ByteRange, NewUpload, Span, Upload, merge_spans, missing_spans
 from tarn.settings import Settings
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 log = structlog.get_logger(__name__)
 
@@ -182,9 +182,9 @@ class Uploads:
         try:
             self._archive.require(dataset, new_file)
             file = self._archive.put(dataset, tenant, new_file, self._bytes(parts), done, reservation=upload)
-        except (TarnError, Missing) as error:
+        except (TarnError, ObjectMissing) as error:
             self._reserve_again(dataset, tenant, upload)
-            if not isinstance(error, Missing | PreconditionFailed):
+            if not isinstance(error, ObjectMissing | PreconditionFailed):
                 raise
             # Another commit may have finished, and its file may be the reason why the conditions do not hold.
             with self._database.read() as connection:

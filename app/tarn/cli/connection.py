@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tarn_client.connection import Connection
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+DATASETS = "/v1/datasets"
 ADMIN_KEY_FILE = "data/admin.key"
 """Default path, relative to the working directory, of the administrator's key of a local server."""
 

@@ -4,6 +4,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from tarn.cli.completion import dataset_names
+
+Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's name.", autocompletion=dataset_names)]
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Entity ids, canonical ids or referents; repeatable.")]
 Schema = Annotated[list[str] | None, typer.Option("--schema", help="Schemata, exactly; repeatable.")]
 Schemata = Annotated[list[str] | None, typer.Option("--schemata", help="Schemata and their descendants; repeatable.")]

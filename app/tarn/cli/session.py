@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PANEL = "Server and output"
 
-Url = Annotated[str, typer.Option("--url", envvar="TARN_URL", help="The server.", rich_help_panel=PANEL)]
+Url = Annotated[str, typer.Option("--url", envvar="TARN_URL", help="Base URL of the server.", rich_help_panel=PANEL)]
 Key = Annotated[
     str | None,
     typer.Option(

@@ -9,6 +9,7 @@ An item with a recipient is leased to that tenant instead, which acknowledges it
 expire by the database's clock.
 """
 
+import math
 import secrets
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -24,6 +25,7 @@ from tarn.db import outbox
 from tarn.db.database_clock import database_time
 from tarn.db.engine import Database
 from tarn.db.lease import LeaseColumns
+from tarn.db.notifications import publish
 from tarn.db.tables import datasets, queue, queue_heads
 from tarn.db.upsert import upsert
 from tarn.errors import (
@@ -59,7 +61,7 @@ DELETE_BATCH = 500
 """Maximum number of items that one transaction deletes."""
 
 
-class Settled(Exception):
+class ItemAlreadySettled(Exception):
     """The item was settled or deleted by another process: it must have no further effect."""
 
 
@@ -236,6 +238,7 @@ def remove(connection: Connection, dataset: Dataset, tenant: TenantName, item_id
     if row.tenant != tenant:
         raise Forbidden("only the tenant that sent an item may delete it")
     connection.execute(delete(queue).where(queue.c.id == item_id))
+    publish(connection, EventKind.QUEUE_ITEM)  # later items may have waited for it
     return _item(row)
 
 
@@ -257,6 +260,14 @@ def waiting(connection: Connection) -> list[Dataset]:
     return [Dataset(row.id, DatasetName(row.name)) for row in rows]
 
 
+def seconds_until_due(connection: Connection) -> float:
+    """Return the seconds until an item for the worker is due that is not due yet; infinite if there is none."""
+    moment = database_time(connection)
+    pending = queue.c.state == QueueItemState.PENDING, queue.c.recipient.is_(None), queue.c.not_before > moment
+    due_at = connection.execute(select(func.min(queue.c.not_before)).where(*pending)).scalar()
+    return math.inf if due_at is None else (due_at - moment).total_seconds()
+
+
 def begin(connection: Connection, dataset: Dataset) -> StartedItem | None:
     """Count an attempt of the oldest item for the worker. None if there is none, or if it is not due yet: later items
     wait for it. An item that crashed too many workers becomes dead."""
@@ -273,15 +284,15 @@ def begin(connection: Connection, dataset: Dataset) -> StartedItem | None:
 
 
 def settle(connection: Connection, dataset: Dataset, item: QueueItem) -> QueueItem:
-    """Mark an item as done, in the transaction that has its effect. Raises Settled."""
+    """Mark an item as done, in the transaction that has its effect. Raises ItemAlreadySettled."""
     return _change(connection, dataset, item.id, **_done(database_time(connection)))
 
 
 def fail(connection: Connection, dataset: Dataset, item: QueueItem, error: TarnError) -> QueueItem:
-    """Record why an attempt failed: the item is retried later, or dead. Raises Settled."""
+    """Record why an attempt failed: the item is retried later, or dead. Raises ItemAlreadySettled."""
     row = connection.execute(select(queue).where(queue.c.id == item.id).with_for_update()).first()
     if row is None:
-        raise Settled
+        raise ItemAlreadySettled
     moment = database_time(connection)
     retry_at = retry_time(row.attempts, moment) if error.retryable else None
     return _failed(connection, dataset, row, error, retry_at, moment)
@@ -383,16 +394,16 @@ def _done(moment: datetime) -> dict[str, Any]:
 def _change(
     connection: Connection, dataset: Dataset, item_id: str, was: QueueItemState = QueueItemState.PENDING, **values: Any
 ) -> QueueItem:
-    """Change an item if it is still in the expected state. Raises Settled otherwise."""
+    """Change an item if it is still in the expected state. Raises ItemAlreadySettled otherwise."""
     condition = queue.c.id == item_id, queue.c.state == was
     return _execute(connection, dataset, update(queue).where(*condition).values(**values))
 
 
 def _execute(connection: Connection, dataset: Dataset, statement: Update) -> QueueItem:
-    """Execute an update of one item and record its event. Raises Settled if it matches no item."""
+    """Execute an update of one item and record its event. Raises ItemAlreadySettled if it matches no item."""
     row = connection.execute(statement.returning(queue)).first()
     if row is None:
-        raise Settled
+        raise ItemAlreadySettled
     item = _item(row)
     record_change(connection, dataset, item)
     return item

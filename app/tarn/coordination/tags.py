@@ -1,4 +1,4 @@
-"""Tags: a namespace for each tenant, and that of the core, which all tenants can read and only the lake writes.
+"""Tags: a namespace for each tenant, and that of the system tags, which all tenants can read and only Tarn writes.
 
 SQL is authoritative; mirrors in the layout are for people and offline tools.
 """
@@ -39,7 +39,7 @@ class TagService:
     def page(self, dataset: Dataset, tenant: TenantName, prefix: str, after: str | None, limit: int) -> list[Tag]:
         """Return the tags of a tenant whose keys begin with a prefix, sorted by key.
 
-        A prefix in the core's namespace returns the core's tags instead.
+        A prefix in the namespace of the system tags returns system tags instead.
         """
         owner, inner = (LAKEHOUSE, prefix.removeprefix(CORE)) if prefix.startswith(CORE) else (tenant, prefix)
         query = select(tags).where(*_of(dataset, owner), func.substr(tags.c.key, 1, len(inner)) == inner)
@@ -65,7 +65,7 @@ class TagService:
         """Set a tag to a time, by default now; a tag that exists gets a later time than before, even if the clock
         went back.
 
-        Raises Forbidden for a tag of the core, AlreadyExists if a key would be both a tag and a folder of tags, and
+        Raises Forbidden for a system tag, AlreadyExists if the key is a prefix of another tag's key or the reverse, and
         QuotaExceeded.
         """
         _require_own(key)
@@ -88,7 +88,7 @@ class TagService:
         return tag
 
     def delete(self, dataset: Dataset, tenant: TenantName, key: TagKey, act: AuditedAction) -> None:
-        """Delete a tag. Raises TagNotFound, and Forbidden for a tag of the core."""
+        """Delete a tag. Raises TagNotFound, and Forbidden for a system tag."""
         _require_own(key)
         with self._database.write() as connection:
             if connection.execute(delete(tags).where(*_of(dataset, tenant), tags.c.key == key)).rowcount != 1:
@@ -143,7 +143,7 @@ def _require_room(connection: Connection, dataset: Dataset, tenant: TenantName, 
     inside = select(tags.c.key).where(*_of(dataset, tenant), or_(tags.c.key.in_(folders), below)).limit(1)
     other = connection.execute(inside).scalar()
     if other is not None:
-        raise AlreadyExists(f"there is a tag {other!r}, and nothing is both a tag and a folder of tags")
+        raise AlreadyExists(f"the tag {other!r} exists: a key cannot also be the prefix of another tag's key")
     count = connection.execute(select(func.count()).select_from(tags).where(*_of(dataset, tenant))).scalar_one()
     if count >= MAX_TAGS:
         raise QuotaExceeded(f"tenant {tenant!r} has {count} tags on {dataset.name!r} already", retry_after=60)

@@ -5,6 +5,7 @@ worker dies in between, the event is sent once more under the same id. One worke
 worker that lost it moves no cursor.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from tarn.db import outbox
 from tarn.db.database_clock import database_time
 from tarn.db.engine import Database
 from tarn.db.lease import LeaseColumns
+from tarn.db.notifications import EVENTS, publish
 from tarn.db.outbox import OutboxEvent
 from tarn.db.tables import event_heads, tenants, webhook_cursors, webhooks
 from tarn.db.upsert import upsert
@@ -121,6 +123,7 @@ def _put(connection: Connection, tenant: TenantName, new: NewWebhook) -> Webhook
         connection.execute(insert(webhooks).values(**values, **own))
         current_positions = select(literal(tenant), event_heads.c.stream, event_heads.c.last)
         connection.execute(insert(webhook_cursors).from_select(["tenant", "stream", "number"], current_positions))
+    publish(connection, EVENTS)  # deliveries that were stopped start again
     return _get(connection, tenant)
 
 
@@ -161,6 +164,18 @@ def due(connection: Connection) -> list[tuple[TenantName, bool]]:
         .order_by(webhooks.c.attempts, webhooks.c.last_delivered.asc().nulls_first())
     )
     return [(TenantName(row.tenant), row.attempts > 0) for row in connection.execute(due_webhooks)]
+
+
+def seconds_until_due(connection: Connection) -> float:
+    """Return the seconds until a failed delivery is tried again or a worker's lease expires; infinite if there is
+    neither."""
+    moment = database_time(connection)
+    active = webhooks.c.state != WebhookState.GIVEN_UP
+    times = [
+        connection.execute(select(func.min(column)).where(active, column > moment)).scalar()
+        for column in (webhooks.c.next_try, webhooks.c.leased_until)
+    ]
+    return min(((at - moment).total_seconds() for at in times if at is not None), default=math.inf)
 
 
 def take(connection: Connection, tenant: TenantName, worker: str, lease: timedelta) -> Row[Any] | None:

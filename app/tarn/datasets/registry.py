@@ -24,7 +24,7 @@ from sqlalchemy.exc import IntegrityError
 
 from tarn.access.audit import AuditedAction
 from tarn.access.revision import bump
-from tarn.datasets.documents import read_document, replace_document, require_alive
+from tarn.datasets.config_documents import read_document, replace_document, require_alive
 from tarn.db import jobs, outbox
 from tarn.db.database_clock import database_time
 from tarn.db.engine import Database
@@ -38,14 +38,15 @@ from tarn.errors import (
     SchemaViolation,
     Unavailable,
 )
-from tarn.model.datasets.dataset import DatasetChange, DatasetConfig, NewDataset, etag, matches
+from tarn.model.datasets.dataset import DatasetChange, DatasetConfig, NewDataset
+from tarn.model.entity_tags import etag, matches
 from tarn.model.ids import new_id, now, parse_stamp
 from tarn.model.names import DatasetName, FileName
 from tarn.model.work.event import EventKind
 from tarn.model.work.job import Job, Operation, Progress, ResumeLater
 from tarn.storage import versions
 from tarn.storage.layout import DatasetLayout
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 from tarn.storage.store_clock import store_time
 
 log = structlog.get_logger(__name__)
@@ -152,7 +153,9 @@ def read(store: Store, dataset: Dataset) -> tuple[DatasetConfig, str]:
     """Return the configuration and its entity tag. Raises DatasetNotFound, DocumentInvalid."""
     config, tag = _stored(store, dataset)
     if config.id != dataset.id:
-        log.error("document of another dataset", path=dataset.layout.config, id=config.id, expected=dataset.id)
+        log.error(
+            "config.yml belongs to another dataset", path=dataset.layout.config, id=config.id, expected=dataset.id
+        )
         raise DocumentInvalid(f"{dataset.layout.config} in the lake belongs to another dataset that had this name")
     return config, tag
 
@@ -252,7 +255,7 @@ def _former(store: Store, dataset: Dataset) -> Iterator[DatasetConfig]:
     for version in versions.list_versions(store, dataset.layout.versions):
         if version.name == name:
             path = dataset.layout.versions.at(parse_stamp(version.timestamp), name)
-            with suppress(DocumentInvalid, Missing):
+            with suppress(DocumentInvalid, ObjectMissing):
                 config, _ = read_document(store, path, DatasetConfig.from_yaml)
                 if config.id == dataset.id:
                     yield config
@@ -331,7 +334,7 @@ def _stored(store: Store, dataset: Dataset) -> tuple[DatasetConfig, str]:
     """Return the parsed `config.yml`, even if it is of another dataset, and its entity tag."""
     try:
         config, text = read_document(store, dataset.layout.config, DatasetConfig.from_yaml)
-    except Missing:
+    except ObjectMissing:
         # The row outlives its documents only while they are being deleted.
         raise DatasetNotFound(f"there is no dataset {dataset.name!r}") from None
     return config, etag(text)

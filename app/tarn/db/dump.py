@@ -58,7 +58,7 @@ SEEDED = (access_revision, clock, compatibility)
 AT_ONCE, PACKS_AT_ONCE = 2000, 16
 """Rows per read or write; fewer of packs, each of which holds thousands of events."""
 
-KINDS: tuple[tuple[type[TypeEngine[Any]] | type[Moment], str], ...] = (
+COLUMN_TYPES: tuple[tuple[type[TypeEngine[Any]] | type[Moment], str], ...] = (
     (Moment, "moment"),
     (JSON, "json"),
     (LargeBinary, "bytes"),
@@ -104,7 +104,7 @@ def lines(connection: Connection, dumped_table: Table) -> Iterator[bytes]:
 
 def _kind(each: Column[Any]) -> str:
     # An enumeration of SQLAlchemy's own: String is above Text.
-    return next((kind for known, kind in KINDS if isinstance(each.type, known)), "text")
+    return next((kind for known, kind in COLUMN_TYPES if isinstance(each.type, known)), "text")
 
 
 def _selected(each: Column[Any], kind: str) -> Any:

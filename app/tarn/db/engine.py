@@ -120,7 +120,7 @@ def _translated_errors() -> Iterator[None]:
         raise
     except (DBAPIError, PoolTimeout) as error:
         if _is_full(error):
-            raise StorageFull("the database has no room left") from error
+            raise StorageFull("the database has no space left") from error
         if isinstance(error, OperationalError | PoolTimeout) or getattr(error, "connection_invalidated", False):
             raise Unavailable("the database does not answer", retry_after=2) from error
         raise

@@ -12,13 +12,18 @@ listens again after an interruption, everyone who waits in it is woken.
 import asyncio
 import json
 import os
+import re
 import secrets
+import selectors
 import socket
+import stat
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 import psycopg
 import structlog
@@ -30,7 +35,7 @@ TOPICS = "tarn_topics"
 """The connection's execution option that holds the topics of its transaction."""
 
 EVENTS = "events"
-"""Topic of every transaction that records an event."""
+"""Topic of every transaction that records an event, or changes which events are delivered."""
 JOURNAL = "journal"
 """Topic of the first batch that waits for a flush of its dataset."""
 ACCESS = "access"
@@ -42,7 +47,10 @@ CHANNEL = "tarn"
 """PostgreSQL's channel."""
 
 MAX_MESSAGE = 4000
-"""Maximum bytes of a message. PostgreSQL allows 8 000, a Unix socket more."""
+"""Maximum bytes of a message. PostgreSQL allows 8 000."""
+
+DATAGRAMS = 10
+"""Datagrams after which Linux may discard further ones for a socket that nobody reads (`max_dgram_qlen`)."""
 
 RECONNECT_SECONDS = 1.0
 """Seconds between two attempts to listen."""
@@ -50,15 +58,18 @@ RECONNECT_SECONDS = 1.0
 CHECK_SECONDS = 30.0
 """Seconds between two checks of a channel without messages: that PostgreSQL answers, that the socket still exists."""
 
+CONNECT_SECONDS, STOP_SECONDS = 5, 2.0
+"""Seconds for connecting to PostgreSQL, and for the end of the listening thread."""
+
 
 def job_topic(job_id: str) -> str:
-    """Return the topic of a job's events."""
+    """Return the topic of the states of a job."""
     return f"job:{job_id}"
 
 
-def stream_topic(stream: str) -> str:
-    """Return the topic of a stream's events; the stream is a dataset's id, or a job's."""
-    return f"stream:{stream}"
+def snapshot_topic(dataset_id: str) -> str:
+    """Return the topic of a dataset's new snapshots."""
+    return f"snapshot:{dataset_id}"
 
 
 def publish(connection: Connection, *topics: str) -> None:
@@ -68,19 +79,26 @@ def publish(connection: Connection, *topics: str) -> None:
 
 
 class Waiter:
-    """Lets one thread wait for notifications. `wake` may be called in any thread and in a signal handler."""
+    """Lets one thread wait for notifications. `wake` may be called in any thread, and in a signal handler."""
 
     def __init__(self) -> None:
-        self._woken = threading.Event()
+        # `threading.Event` may not be set in a signal handler of the thread that waits for it.
+        self._woken: SimpleQueue[None] = SimpleQueue()
 
     def wake(self) -> None:
-        self._woken.set()
+        if self._woken.empty():
+            self._woken.put(None)
 
     def wait(self, seconds: float) -> bool:
         """Wait until woken, also before this call, or for these seconds. Returns whether it was woken."""
-        is_woken = self._woken.wait(seconds)
-        self._woken.clear()
-        return is_woken
+        try:
+            self._woken.get(timeout=max(0.0, seconds))
+        except Empty:
+            return False
+        with suppress(Empty):
+            while True:
+                self._woken.get_nowait()
+        return True
 
 
 class Notifications:
@@ -95,6 +113,9 @@ class Notifications:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._interrupt: socket.socket | None = None
+        """Closing it ends the wait of the listening thread."""
+        self._is_sending_broken = False
 
     @contextmanager
     def subscribed(self, topics: Collection[str], wake: Callable[[], None]) -> Iterator[None]:
@@ -128,54 +149,98 @@ class Notifications:
         self._channel.send_with_commit(connection, _message(topics))
 
     def send_after_commit(self, topics: Collection[str]) -> None:
-        """Wake this process, and other processes unless the database does that."""
-        self._channel.send_after_commit(_message(topics))
-        self.wake(topics)
+        """Wake this process, and other processes unless the database does that. Raises nothing: it is committed."""
+        try:
+            self.wake(topics)
+            self._channel.send_after_commit(_message(topics))
+        except Exception as error:  # noqa: BLE001 - whoever waits also polls
+            if not self._is_sending_broken:
+                log.warning("notifications cannot be sent; others poll", error=f"{type(error).__name__}: {error}"[:300])
+            self._is_sending_broken = True
+        else:
+            self._is_sending_broken = False
 
     def wake(self, topics: Iterable[str] = (EVERYTHING,)) -> None:
         """Wake those who wait in this process for one of these topics; by default, everyone."""
         named = set(topics)
         with self._lock:
-            chosen = self._subscribers.keys() if EVERYTHING in named else named & self._subscribers.keys()
+            chosen = [*self._subscribers] if EVERYTHING in named else named & self._subscribers.keys()
             callbacks = {wake for topic in chosen for wake in self._subscribers[topic]}
         for wake in callbacks:
             wake()
 
     def listen(self) -> None:
         """Receive the notifications of other processes, in a thread, until `close`."""
-        self._thread = threading.Thread(target=self._listen, name="notifications", daemon=True)
+        self._interrupt, interrupted = socket.socketpair()
+        self._thread = threading.Thread(target=self._listen, args=[interrupted], name="notifications", daemon=True)
         self._thread.start()
 
-    def _listen(self) -> None:
+    def _listen(self, interrupted: socket.socket) -> None:
         was_lost = False
-        while not self._stopping.is_set():
-            try:
-                with self._channel.receiver() as messages:
-                    if was_lost:
-                        log.info("notifications of other processes are received again")
-                    was_lost = False
-                    self.wake()
-                    for message in messages:
-                        if self._stopping.is_set():
-                            return
-                        self.wake(json.loads(message) if message else ())
-            except (OSError, ValueError, psycopg.Error) as error:
-                if not was_lost and not self._stopping.is_set():
-                    log.warning("notifications of other processes are lost; polling", error=type(error).__name__)
-                was_lost = True
-            self._stopping.wait(RECONNECT_SECONDS)
+        with interrupted:
+            while not self._stopping.is_set():
+                try:
+                    with self._channel.receiver() as receiver:
+                        if was_lost:
+                            log.info("notifications of other processes are received again")
+                        was_lost = False
+                        self.wake()
+                        self._receive(receiver, interrupted)
+                except Exception as error:  # noqa: BLE001 - the thread goes on, and whoever waits polls meanwhile
+                    if not was_lost:
+                        log.warning(
+                            "no notifications of other processes are received; polling",
+                            error=f"{type(error).__name__}: {error}"[:300],
+                        )
+                    was_lost = True
+                self._stopping.wait(RECONNECT_SECONDS)
+
+    def _receive(self, receiver: "Receiver", interrupted: socket.socket) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(receiver, selectors.EVENT_READ)
+            selector.register(interrupted, selectors.EVENT_READ)
+            while not self._stopping.is_set():
+                if not selector.select(CHECK_SECONDS):
+                    receiver.check()
+                self.wake({topic for message in receiver.read() for topic in _topics(message)})
 
     def close(self) -> None:
         """Stop listening."""
         self._stopping.set()
-        self._channel.interrupt()
+        if self._interrupt is not None:
+            self._interrupt.close()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(STOP_SECONDS)
 
 
 def _message(topics: Collection[str]) -> str:
     message = json.dumps(sorted(topics))
     return message if len(message) <= MAX_MESSAGE else json.dumps([EVERYTHING])
+
+
+def _topics(message: str) -> set[str]:
+    """Return the topics of a message; everything for one that this version does not understand."""
+    try:
+        topics = json.loads(message)
+        return {topic for topic in topics if isinstance(topic, str)} if isinstance(topics, list) else {EVERYTHING}
+    except (ValueError, RecursionError):
+        return {EVERYTHING}
+
+
+class Receiver(ABC):
+    """The receiving end of a channel. Its methods raise an exception when the channel is lost."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return the file descriptor that becomes readable when there are messages."""
+
+    @abstractmethod
+    def read(self) -> list[str]:
+        """Return the messages that have arrived, without waiting."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise an exception if no message can arrive any more."""
 
 
 class Channel(ABC):
@@ -187,19 +252,12 @@ class Channel(ABC):
 
     @abstractmethod
     def send_after_commit(self, message: str) -> None:
-        """Send a message, or do nothing if the commit sent it. Raises nothing."""
+        """Send a message without waiting, or do nothing if the commit sent it."""
 
     @abstractmethod
     @contextmanager
-    def receiver(self) -> Iterator[Iterator[str]]:
-        """Yield the messages that arrive while the context is open, and now and then an empty one.
-
-        Raises OSError or psycopg.Error when the connection is lost.
-        """
-
-    @abstractmethod
-    def interrupt(self) -> None:
-        """End the receiver's wait."""
+    def receiver(self) -> Iterator[Receiver]:
+        """Yield a receiver of the messages that are sent while the context is open."""
 
 
 class PostgresChannel(Channel):
@@ -207,109 +265,119 @@ class PostgresChannel(Channel):
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        self._connection: psycopg.Connection | None = None
 
     def send_with_commit(self, connection: Connection, message: str) -> None:
         connection.execute(text("SELECT pg_notify(:channel, :message)"), {"channel": CHANNEL, "message": message})
 
     def send_after_commit(self, message: str) -> None:
-        pass
+        """Do nothing: the commit has sent it, also to this process."""
 
     @contextmanager
-    def receiver(self) -> Iterator[Iterator[str]]:
-        with psycopg.connect(self._uri, autocommit=True) as connection:
+    def receiver(self) -> Iterator[Receiver]:
+        with psycopg.connect(self._uri, autocommit=True, connect_timeout=CONNECT_SECONDS) as connection:
             connection.execute(f"LISTEN {CHANNEL}")
-            self._connection = connection
-            try:
-                yield self._messages(connection)
-            finally:
-                self._connection = None
+            yield _PostgresReceiver(connection)
 
-    @staticmethod
-    def _messages(connection: psycopg.Connection) -> Iterator[str]:
-        while True:
-            for notification in connection.notifies(timeout=CHECK_SECONDS):
-                yield notification.payload
-            connection.execute("SELECT 1")
-            yield ""
 
-    def interrupt(self) -> None:
-        connection = self._connection
-        if connection is None:
-            return
-        # The receiving thread waits for the socket to become readable, which it does at its end.
-        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as sock:
-            sock.shutdown(socket.SHUT_RDWR)
+class _PostgresReceiver(Receiver):
+    def __init__(self, connection: "psycopg.Connection[tuple[object, ...]]") -> None:
+        self._connection = connection
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def read(self) -> list[str]:
+        # Completely, because the generator holds the connection's lock until its end.
+        return [notification.payload for notification in self._connection.notifies(timeout=0)]
+
+    def check(self) -> None:
+        self._connection.execute("SELECT 1")
 
 
 class SqliteChannel(Channel):
-    """Datagrams between processes of one machine: each listens on a Unix socket in a folder beside the database."""
+    """Datagrams between processes of one user on one machine: each listens on a Unix socket in a folder beside the
+    database, which only that user can open."""
+
+    SOCKET_NAME = re.compile(r"[0-9]+-[0-9a-f]{8}")
 
     def __init__(self, path: Path) -> None:
+        path = path.resolve()
         self._folder = path.with_name(f"{path.name}.listeners")
-        self._name: str | None = None
-        self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._sender.setblocking(False)
+        self._own: str | None = None
+        """The name of this process's socket."""
 
     def send_with_commit(self, connection: Connection, message: str) -> None:
-        pass
+        """Do nothing: the message is sent after the commit."""
 
     def send_after_commit(self, message: str) -> None:
         try:
-            names = os.listdir(self._folder)
-        except OSError:  # no process has listened yet
-            return
-        for name in names:
-            if name != self._name:
-                self._send(name, message)
-
-    def _send(self, name: str, message: str) -> None:
-        try:
-            with self._address(name) as address:
-                self._sender.sendto(message.encode(), address)
-        except ConnectionRefusedError:  # its process is dead
-            with suppress(OSError):
-                (self._folder / name).unlink()
-        except OSError:  # its buffer is full: it is about to wake, and polls as well
+            with self._opened() as folder:
+                for name in os.listdir(folder):
+                    if name != self._own and self.SOCKET_NAME.fullmatch(name):
+                        self._send(folder, name, message.encode())
+        except FileNotFoundError:  # no process has listened yet
             pass
 
+    def _send(self, folder: int, name: str, message: bytes) -> None:
+        # A socket for each receiver: what one receiver has not read counts against the sender's buffer.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            try:
+                sender.sendto(message, self._address(folder, name))
+            except ConnectionRefusedError:  # its process is dead
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
+            except OSError:  # it has messages that it has not read, so it will wake everyone
+                pass
+
     @contextmanager
-    def receiver(self) -> Iterator[Iterator[str]]:
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+    def receiver(self) -> Iterator[Receiver]:
+        with suppress(FileExistsError):
+            self._folder.mkdir(mode=0o700)
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-            with self._address(name) as address:
-                receiver.bind(address)
-            self._name = name
+        with self._opened() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
+            bound.setblocking(False)
+            bound.bind(self._address(folder, name))
+            self._own = name
             try:
-                yield self._messages(receiver, self._folder / name)
+                yield _DatagramReceiver(bound, self._folder / name)
             finally:
-                (self._folder / name).unlink(missing_ok=True)
-                self._name = None
-
-    @staticmethod
-    def _messages(receiver: socket.socket, path: Path) -> Iterator[str]:
-        receiver.settimeout(CHECK_SECONDS)
-        while True:
-            try:
-                yield receiver.recv(2 * MAX_MESSAGE).decode()
-            except TimeoutError:
-                path.stat()
-                yield ""
+                self._own = None
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
 
     @contextmanager
-    def _address(self, name: str) -> Iterator[str]:
-        """Yield the socket's path, in a form that is short enough for a socket: paths of folders may be longer."""
-        path = str(self._folder / name)
-        if len(path.encode()) < 100 or not Path("/proc/self/fd").exists():
-            yield path
-            return
-        folder = os.open(self._folder, os.O_RDONLY)
+    def _opened(self) -> Iterator[int]:
+        """Open the folder. Raises OSError, also if it does not belong to this user alone."""
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            yield f"/proc/self/fd/{folder}/{name}"
+            status = os.fstat(folder)
+            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise PermissionError(f"{self._folder} must belong to this user and have mode 0700")
+            yield folder
         finally:
             os.close(folder)
 
-    def interrupt(self) -> None:
-        if (name := self._name) is not None:
-            self._send(name, "")
+    def _address(self, folder: int, name: str) -> str:
+        """Return the socket's address. The path of the folder itself may be too long for one."""
+        return f"/proc/self/fd/{folder}/{name}" if sys.platform == "linux" else str(self._folder / name)
+
+
+class _DatagramReceiver(Receiver):
+    def __init__(self, bound: socket.socket, path: Path) -> None:
+        self._bound = bound
+        self._path = path
+
+    def fileno(self) -> int:
+        return self._bound.fileno()
+
+    def read(self) -> list[str]:
+        messages: list[str] = []
+        with suppress(BlockingIOError):
+            while len(messages) < DATAGRAMS:
+                messages.append(self._bound.recv(MAX_MESSAGE).decode(errors="replace"))
+        # If the queue was full, others may have been discarded.
+        return messages if len(messages) < DATAGRAMS else [json.dumps([EVERYTHING])]
+
+    def check(self) -> None:
+        self._path.stat()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
-from tarn.db.notifications import EVENTS, job_topic, stream_topic
+from tarn.db.notifications import EVENTS, job_topic, snapshot_topic
 from tarn.db.tables import datasets, event_heads, events, jobs, webhook_cursors
 from tarn.db.upsert import upsert
 from tarn.model.ids import now
@@ -117,11 +117,13 @@ def number(connection: Connection, recorded: Iterable[RecordedEvent]) -> None:
 
 
 def topics(recorded: Iterable[RecordedEvent]) -> set[str]:
-    """Return the notification topics of the recorded events: their kinds, streams and jobs."""
+    """Return the notification topics of the recorded events: their kinds, new snapshots, and new states of jobs."""
     named: set[str] = set()
     for each in recorded:
-        named |= {EVENTS, each.kind, stream_topic(each.stream)}
-        if each.job is not None:
+        named |= {EVENTS, each.kind}
+        if each.kind is EventKind.SNAPSHOT_PUBLISHED:
+            named.add(snapshot_topic(each.stream))
+        if each.job is not None and each.kind is not EventKind.JOB_PROGRESS:
             named.add(job_topic(each.job))
     return named
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from tarn.archive import file_index, texts
 from tarn.archive.reservations import NO_FILE
 from tarn.archive.texts import CountedText
-from tarn.datasets.documents import require_alive
+from tarn.datasets.config_documents import require_alive
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.integrity.findings import Findings
@@ -25,7 +25,7 @@ from tarn.model.file import ArchiveFile
 from tarn.model.names import Checksum, FileId, Origin, TenantName
 from tarn.model.work.cancellation import checked
 from tarn.model.work.job import Report
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 log = structlog.get_logger(__name__)
 
@@ -62,31 +62,33 @@ class Mismatch(NamedTuple):
     """The text's origin; None: it does not concern a text."""
 
 
-def check(database: Database, store: Store, dataset: Dataset, found: Findings, report: Report) -> None:
+def check(database: Database, store: Store, dataset: Dataset, findings: Findings, report: Report) -> None:
     """Add a finding for every mismatch in the archive."""
-    for wrong in each(database, store, dataset, report):
-        missing = wrong.kind in (FindingKind.BLOB_MISSING, FindingKind.BLOB_SIZE)
+    for mismatch in each(database, store, dataset, report):
+        missing = mismatch.kind in (FindingKind.BLOB_MISSING, FindingKind.BLOB_SIZE)
         layout = dataset.layout
-        place = layout.blob_data(wrong.checksum) if missing else layout.file_record(wrong.checksum, wrong.file_id)
-        if wrong.origin is not None:
-            place = layout.text(wrong.checksum, wrong.origin)
-        found.add(wrong.kind, wrong.detail, place)
+        path = (
+            layout.blob_data(mismatch.checksum) if missing else layout.file_record(mismatch.checksum, mismatch.file_id)
+        )
+        if mismatch.origin is not None:
+            path = layout.text(mismatch.checksum, mismatch.origin)
+        findings.add(mismatch.kind, mismatch.detail, path)
 
 
 def repair(database: Database, store: Store, dataset: Dataset, report: Report) -> None:
     """Repair: index the files that only the archive has, and write the record files that only the index has."""
-    for wrong in each(database, store, dataset, report):
-        if wrong.origin is not None:
+    for mismatch in each(database, store, dataset, report):
+        if mismatch.origin is not None:
             with database.write() as connection:
-                _recount(database, connection, store, dataset, wrong.checksum, wrong.origin)
+                _recount(database, connection, store, dataset, mismatch.checksum, mismatch.origin)
             continue
-        if wrong.kind not in (FindingKind.FILE_UNRECORDED, FindingKind.FILE_RECORD_MISSING):
+        if mismatch.kind not in (FindingKind.FILE_UNRECORDED, FindingKind.FILE_RECORD_MISSING):
             continue
-        path = dataset.layout.file_record(wrong.checksum, wrong.file_id)
+        path = dataset.layout.file_record(mismatch.checksum, mismatch.file_id)
         with database.write() as connection:
-            file_index.hold(database, connection, dataset, [wrong.checksum])
+            file_index.hold(database, connection, dataset, [mismatch.checksum])
             file_index.require_active(connection, dataset)
-            known = file_index.find(connection, dataset, wrong.file_id)
+            known = file_index.find(connection, dataset, mismatch.file_id)
             record = written(store, path)
             if known is None and record is not None:
                 file_index.add(connection, dataset, record)
@@ -97,8 +99,8 @@ def repair(database: Database, store: Store, dataset: Dataset, report: Report) -
         log.warning(
             "repaired the index entry or the record of a file",
             dataset=dataset.name,
-            file=wrong.file_id,
-            kind=wrong.kind,
+            file=mismatch.file_id,
+            kind=mismatch.kind,
         )
 
 
@@ -111,9 +113,9 @@ def each(database: Database, store: Store, dataset: Dataset, report: Report) -> 
         some = list(islice(listing, STEP))
         is_last = len(some) < STEP
         last = LAST if is_last else some[-1].checksum
-        for wrong in checked(_compared(database, dataset, some, after, last)):
-            if _is_confirmed(database, store, dataset, wrong):
-                yield wrong
+        for mismatch in checked(_compared(database, dataset, some, after, last)):
+            if _is_confirmed(database, store, dataset, mismatch):
+                yield mismatch
         after = last
 
 
@@ -140,7 +142,7 @@ def _compared(
 ) -> list[Mismatch]:
     """Return the mismatches between a part of the listing and the index, which is read after it."""
     by_checksum = {one.checksum: one for one in listed}
-    wrong: list[Mismatch] = []
+    mismatches: list[Mismatch] = []
     known: set[str] = set()
     contents: set[str] = set()
     """Contents that a file refers to: texts of other contents are left to a vacuum."""
@@ -152,25 +154,25 @@ def _compared(
             stored = by_checksum.get(file.checksum)
             if stored is None or stored.size is None:
                 detail = f"the content of {file.path!r} is missing"
-                wrong.append(Mismatch(FindingKind.BLOB_MISSING, file.checksum, file.id, detail))
+                mismatches.append(Mismatch(FindingKind.BLOB_MISSING, file.checksum, file.id, detail))
             elif stored.size != file.size:
                 detail = f"it has {stored.size} bytes instead of {file.size}"
-                wrong.append(Mismatch(FindingKind.BLOB_SIZE, file.checksum, file.id, detail))
+                mismatches.append(Mismatch(FindingKind.BLOB_SIZE, file.checksum, file.id, detail))
             if stored is None or file.id not in stored.records:
                 detail = f"the index has {file.path!r}, but its record file is missing"
-                wrong.append(Mismatch(FindingKind.FILE_RECORD_MISSING, file.checksum, file.id, detail))
+                mismatches.append(Mismatch(FindingKind.FILE_RECORD_MISSING, file.checksum, file.id, detail))
     for one in by_checksum.values():
         if one.checksum in contents:
-            wrong += _miscounted(one, counted)
+            mismatches += _miscounted(one, counted)
         for name in sorted(one.records - known):
             detail = "the index does not have the file of this record"
-            wrong.append(Mismatch(FindingKind.FILE_UNRECORDED, one.checksum, FileId(name), detail))
+            mismatches.append(Mismatch(FindingKind.FILE_UNRECORDED, one.checksum, FileId(name), detail))
     for (checksum, origin), size in counted.items():
         stored = by_checksum.get(checksum)
         if stored is None or origin not in stored.texts:
             detail = f"{size} bytes are counted for it, but it is missing"
-            wrong.append(Mismatch(FindingKind.TEXT_MISCOUNTED, checksum, NO_FILE, detail, origin))
-    return wrong
+            mismatches.append(Mismatch(FindingKind.TEXT_MISCOUNTED, checksum, NO_FILE, detail, origin))
+    return mismatches
 
 
 def _miscounted(one: ContentObjects, counted: dict[tuple[Checksum, Origin], int]) -> Iterator[Mismatch]:
@@ -204,36 +206,36 @@ def _recount(
     log.warning("corrected the counted size of a text", dataset=dataset.name, checksum=checksum, origin=origin)
 
 
-def _is_confirmed(database: Database, store: Store, dataset: Dataset, wrong: Mismatch) -> bool:
+def _is_confirmed(database: Database, store: Store, dataset: Dataset, mismatch: Mismatch) -> bool:
     """Return whether the mismatch still exists, in a transaction of its own."""
-    if wrong.origin is None:
+    if mismatch.origin is None:
         with database.read() as connection:
-            return _holds(connection, store, dataset, wrong)
+            return _holds(connection, store, dataset, mismatch)
     with database.write() as connection:
         # Replacing a text holds the lock of its content from before the write until it is counted.
-        file_index.hold(database, connection, dataset, [wrong.checksum])
-        return _holds(connection, store, dataset, wrong)
+        file_index.hold(database, connection, dataset, [mismatch.checksum])
+        return _holds(connection, store, dataset, mismatch)
 
 
-def _holds(connection: Connection, store: Store, dataset: Dataset, wrong: Mismatch) -> bool:
+def _holds(connection: Connection, store: Store, dataset: Dataset, mismatch: Mismatch) -> bool:
     """Return whether the mismatch still exists: the file may have been put or deleted concurrently."""
-    if wrong.origin is not None:
-        counted = texts.find(connection, dataset, wrong.checksum, wrong.origin)
-        text = store.head(dataset.layout.text(wrong.checksum, wrong.origin))
-        is_known = bool(file_index.known_checksums(connection, dataset, [wrong.checksum]))
+    if mismatch.origin is not None:
+        counted = texts.find(connection, dataset, mismatch.checksum, mismatch.origin)
+        text = store.head(dataset.layout.text(mismatch.checksum, mismatch.origin))
+        is_known = bool(file_index.known_checksums(connection, dataset, [mismatch.checksum]))
         has = None if text is None or (counted is None and not is_known) else text.size
         return has != (None if counted is None else counted.size)
-    known = file_index.find(connection, dataset, wrong.file_id)
-    record = dataset.layout.file_record(wrong.checksum, wrong.file_id)
-    if wrong.kind is FindingKind.FILE_UNRECORDED:
+    known = file_index.find(connection, dataset, mismatch.file_id)
+    record = dataset.layout.file_record(mismatch.checksum, mismatch.file_id)
+    if mismatch.kind is FindingKind.FILE_UNRECORDED:
         # A file that is announced will be recorded by the put in progress.
-        is_known = file_index.is_recorded_or_announced(connection, dataset, wrong.file_id)
+        is_known = file_index.is_recorded_or_announced(connection, dataset, mismatch.file_id)
         return not is_known and store.head(record) is not None
     if known is None:
         return False
-    if wrong.kind is FindingKind.FILE_RECORD_MISSING:
+    if mismatch.kind is FindingKind.FILE_RECORD_MISSING:
         return store.head(record) is None
-    entry = store.head(dataset.layout.blob_data(wrong.checksum))
+    entry = store.head(dataset.layout.blob_data(mismatch.checksum))
     return entry is None or entry.size != known.size
 
 
@@ -241,5 +243,5 @@ def written(store: Store, path: str) -> ArchiveFile | None:
     """Read a record file. Return None if it is missing or invalid."""
     try:
         return ArchiveFile.model_validate_json(store.get(path))
-    except (Missing, ValidationError):
+    except (ObjectMissing, ValidationError):
         return None

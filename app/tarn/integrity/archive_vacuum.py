@@ -16,7 +16,7 @@ from sqlalchemy import select
 
 from tarn.archive import file_index, texts, uploads
 from tarn.archive.file_index import Announced
-from tarn.datasets.documents import require_alive
+from tarn.datasets.config_documents import require_alive
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import uploads as uploads_table
@@ -25,7 +25,7 @@ from tarn.model.ids import now
 from tarn.model.names import Checksum
 from tarn.model.work.cancellation import checked
 from tarn.settings import Settings
-from tarn.storage.store import Entry, Missing, Store
+from tarn.storage.store import Entry, ObjectMissing, Store
 from tarn.storage.store_clock import store_time
 
 log = structlog.get_logger(__name__)
@@ -68,8 +68,8 @@ class Collector:
         yield from self._uploads(dataset, abandoned, dry_run)
         for some in _some(self._blobs(dataset, past), QUERY_CHUNK):
             with self._database.read() as connection:
-                free = file_index.unreferenced(connection, dataset, [checksum for checksum, _ in some])
-            for few in _some(iter([blob for blob in some if blob[0] in free]), AT_ONCE):
+                unreferenced = file_index.unreferenced(connection, dataset, [checksum for checksum, _ in some])
+            for few in _some(iter([blob for blob in some if blob[0] in unreferenced]), AT_ONCE):
                 yield self._delete(dataset, few, dry_run)
         if not dry_run:
             for folder in (dataset.layout.uploads, dataset.layout.archive):
@@ -100,7 +100,7 @@ class Collector:
         try:
             text = self._store.get(dataset.layout.file_record(announced.checksum, announced.file_id))
             return ArchiveFile.model_validate_json(text)
-        except (Missing, ValidationError):
+        except (ObjectMissing, ValidationError):
             return None
 
     def _expire(self, dataset: Dataset) -> None:
@@ -119,10 +119,10 @@ class Collector:
                     uploads_table.c.id.in_(ids), uploads_table.c.file.is_(None)
                 )
                 kept = set(connection.execute(in_progress).scalars())
-            gone = [entry for entry in some if entry.path.split("/")[-2] not in kept]
+            deleted = [entry for entry in some if entry.path.split("/")[-2] not in kept]
             if not dry_run:
-                self._store.delete([entry.path for entry in gone])
-            yield gone
+                self._store.delete([entry.path for entry in deleted])
+            yield deleted
 
     def _blobs(self, dataset: Dataset, past: datetime) -> Iterator[Blob]:
         """Yield each content with its objects, if none of them was written after `past` and it has no record."""
@@ -148,13 +148,13 @@ class Collector:
         with self._database.write() as connection:
             file_index.hold(self._database, connection, dataset, checksums)
             file_index.require_active(connection, dataset)
-            free = file_index.unreferenced(connection, dataset, checksums)
-            gone = [entry for checksum, entries in blobs if checksum in free for entry in entries]
-            texts.forget(connection, dataset, free)
+            unreferenced = file_index.unreferenced(connection, dataset, checksums)
+            deleted = [entry for checksum, entries in blobs if checksum in unreferenced for entry in entries]
+            texts.forget(connection, dataset, unreferenced)
             self._reached("collecting")
             require_alive(connection)
-            self._store.delete([entry.path for entry in gone])
-        return gone
+            self._store.delete([entry.path for entry in deleted])
+        return deleted
 
 
 def _some(items: Iterator[Item], most: int) -> Iterator[list[Item]]:

@@ -43,7 +43,7 @@ def sizes_at(store: Store, dataset: Dataset, table: TableName, version: int) -> 
 
 
 def check_pinned(
-    database: Database, store: Store, dataset: Dataset, pinned: Iterable[Snapshot], found: Findings
+    database: Database, store: Store, dataset: Dataset, pinned: Iterable[Snapshot], findings: Findings
 ) -> None:
     """Check that the tables open at the versions these snapshots pin, with the files they name."""
     for snapshot in pinned:
@@ -55,13 +55,13 @@ def check_pinned(
             except UnreadableTable as error:
                 if is_kept(database, dataset, snapshot.seq):
                     detail = f"cannot open {table} at version {made.version} of snapshot {snapshot.seq}: {error}"
-                    found.add(FindingKind.DELTA_UNREADABLE, detail, path)
+                    findings.add(FindingKind.DELTA_UNREADABLE, detail, path)
                 continue
             named = {file.path: file.size for file in made.files}
             if listed != named:
-                strange = {name for name in listed.keys() | named.keys() if listed.get(name) != named.get(name)}
-                detail = f"{table} at version {made.version} differs from snapshot {snapshot.seq}: {some(strange)}"
-                found.add(FindingKind.DELTA_DIFFERS, detail, path)
+                differing = {name for name in listed.keys() | named.keys() if listed.get(name) != named.get(name)}
+                detail = f"{table} at version {made.version} differs from snapshot {snapshot.seq}: {some(differing)}"
+                findings.add(FindingKind.DELTA_DIFFERS, detail, path)
 
 
 def check_ahead(
@@ -70,7 +70,7 @@ def check_ahead(
     dataset: Dataset,
     writer_state: WriterState,
     head: Snapshot | None,
-    found: Findings,
+    findings: Findings,
 ) -> None:
     """Check that no log is ahead of the head. Not reported if a writer held the lease since: publishing causes it."""
     ahead = []
@@ -81,4 +81,4 @@ def check_ahead(
     if ahead and lease_free_since(database, dataset, writer_state):
         for table, version in ahead:
             path = dataset.layout.delta_log(dataset.layout.table(table), version + 1)
-            found.add(FindingKind.DELTA_AHEAD, f"the log of {table} is ahead of the head's version {version}", path)
+            findings.add(FindingKind.DELTA_AHEAD, f"the log of {table} is ahead of the head's version {version}", path)

@@ -22,7 +22,7 @@ from tarn.model.datasets.finding import FindingKind
 from tarn.model.datasets.snapshot import File, Snapshot, TableName
 from tarn.model.work.cancellation import checked, current
 from tarn.model.work.job import Progress, Report
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 AT_ONCE = 8
 """Files that are read concurrently."""
@@ -64,11 +64,11 @@ class ReferencedFiles:
 
     @property
     def size(self) -> int:
-        return sum(wanted.file.size for wanted in self.files.values())
+        return sum(referenced.file.size for referenced in self.files.values())
 
 
 def check(
-    database: Database, store: Store, dataset: Dataset, named: ReferencedFiles, found: Findings, report: Report
+    database: Database, store: Store, dataset: Dataset, named: ReferencedFiles, findings: Findings, report: Report
 ) -> set[str]:
     """Add a finding for every damaged file, and return the paths of those that cannot be read safely."""
     sizes = {
@@ -90,24 +90,24 @@ def check(
         while some := list(islice(left, STEP)):
             report(Progress(done=done, total=len(named.files), unit="files"))
             problems = pool.map(check_one, some)
-            for (path, wanted), wrong in zip(some, checked(problems), strict=True):
+            for (path, referenced), wrong in zip(some, checked(problems), strict=True):
                 if wrong is None:
                     continue
                 broken.add(path)
                 # A vacuum may have deleted it meanwhile, with the last snapshot that names it.
-                if wrong[0] is not FindingKind.FILE_MISSING or is_kept(database, dataset, wanted.last):
-                    found.add(*wrong, path)
+                if wrong[0] is not FindingKind.FILE_MISSING or is_kept(database, dataset, referenced.last):
+                    findings.add(*wrong, path)
             done += len(some)
     return broken
 
 
-def _problem(store: Store, path: str, wanted: ReferencedFile, size: int | None) -> Wrong:
+def _problem(store: Store, path: str, referenced: ReferencedFile, size: int | None) -> Wrong:
     """Return the first problem of a file, or None."""
-    file = wanted.file
+    file = referenced.file
     if size is None:
         entry = store.head(path)
         if entry is None:
-            return FindingKind.FILE_MISSING, f"snapshot {wanted.last} names it, but it is missing"
+            return FindingKind.FILE_MISSING, f"snapshot {referenced.last} names it, but it is missing"
         size = entry.size
     if size != file.size:
         return FindingKind.FILE_SIZE, f"it has {size} bytes instead of {file.size}"
@@ -115,9 +115,9 @@ def _problem(store: Store, path: str, wanted: ReferencedFile, size: int | None) 
         if file.checksum is not None and _digest(store.stream(path)) != file.checksum:
             return FindingKind.FILE_CHECKSUM, "its checksum differs from the one that was recorded when it was written"
         footer = _footer(store, path, size)
-    except Missing:
-        return FindingKind.FILE_MISSING, f"snapshot {wanted.last} names it, but it is missing"
-    return _mismatch(footer, wanted)
+    except ObjectMissing:
+        return FindingKind.FILE_MISSING, f"snapshot {referenced.last} names it, but it is missing"
+    return _mismatch(footer, referenced)
 
 
 def _digest(chunks: Iterable[bytes]) -> str:
@@ -136,16 +136,16 @@ def _footer(store: Store, path: str, size: int) -> bytes:
     return tail[-needed:]
 
 
-def _mismatch(footer: bytes, wanted: ReferencedFile) -> Wrong:
+def _mismatch(footer: bytes, referenced: ReferencedFile) -> Wrong:
     try:
         metadata = pq.read_metadata(pa.BufferReader(footer))
         schema = metadata.schema.to_arrow_schema()
     except (pa.ArrowException, OSError) as error:
         return FindingKind.FILE_UNREADABLE, f"its footer cannot be read: {str(error).splitlines()[0]}"
-    if list(_columns(schema)) != list(_columns(SCHEMAS[wanted.table], PARTITIONED[wanted.table])):
-        return FindingKind.FILE_SCHEMA, f"its columns differ from those of {wanted.table}"
-    if metadata.num_rows != wanted.file.rows:
-        return FindingKind.FILE_ROWS, f"it has {metadata.num_rows} rows instead of {wanted.file.rows}"
+    if list(_columns(schema)) != list(_columns(SCHEMAS[referenced.table], PARTITIONED[referenced.table])):
+        return FindingKind.FILE_SCHEMA, f"its columns differ from those of {referenced.table}"
+    if metadata.num_rows != referenced.file.rows:
+        return FindingKind.FILE_ROWS, f"it has {metadata.num_rows} rows instead of {referenced.file.rows}"
     return None
 
 

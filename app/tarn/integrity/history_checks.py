@@ -30,14 +30,14 @@ class History:
         store: Store,
         dataset: Dataset,
         state: RecordedHistory,
-        found: Findings,
+        findings: Findings,
         on_manifest: OnManifest = lambda _: None,
     ) -> None:
         self._database = database
         self._store = store
         self._dataset = dataset
         self._state = state
-        self._found = found
+        self._findings = findings
         self._on_manifest = on_manifest
         self._read: dict[int, Snapshot | ManifestInvalid | None] = {}
 
@@ -57,7 +57,7 @@ class History:
                 self._on_manifest(manifest)
             parent = manifest
         self._check_expiry(head)
-        self._check_pins()
+        self._check_refs()
         self._check_strays(first, last)
         return head
 
@@ -84,13 +84,13 @@ class History:
             detail = f"snapshot {expired.last} is marked expired, but no snapshot expired it"
             self._add(FindingKind.EXPIRY_WRONG, detail)
 
-    def _check_pins(self) -> None:
-        for pin in self._state.pins:
-            record = self._state.kept.get(pin.seq)
-            if record is None or record.id != pin.id:
+    def _check_refs(self) -> None:
+        for ref in self._state.refs:
+            record = self._state.kept.get(ref.seq)
+            if record is None or record.id != ref.id:
                 self._add(
                     FindingKind.REF_DANGLING,
-                    f"the ref {pin.name!r} names snapshot {pin.seq}, {pin.id}, which is not kept",
+                    f"the ref {ref.name!r} names snapshot {ref.seq}, {ref.id}, which is not kept",
                 )
 
     # Manifests
@@ -109,7 +109,7 @@ class History:
             first -= 1
         return first, last
 
-    def own(self, seq: int) -> Snapshot | None:
+    def readable_manifest(self, seq: int) -> Snapshot | None:
         """Return the manifest with a number if it can be read and belongs to this dataset, else None."""
         found = self.manifest(seq)
         is_own = isinstance(found, Snapshot) and found.dataset_id == self._dataset.id and found.seq == seq
@@ -153,14 +153,14 @@ class History:
     def _agrees(self, record: SnapshotRecord, found: Snapshot) -> bool:
         """Return whether a manifest is the one of its record, or the one that the record should have."""
         path = self._dataset.layout.snapshot(found.seq)
-        if record.id != found.id and self.witness(found.seq) != found.id:
+        if record.id != found.id and self.expected_id(found.seq) != found.id:
             self._add(FindingKind.MANIFEST_FOREIGN, f"it is the manifest of {found.id} instead of {record.id}", path)
             return False
         if (record.id, record.content, record.segment) != _identity(found) or record.created != found.created:
             self._add(FindingKind.RECORD_WRONG, f"the record of snapshot {found.seq} differs from its manifest", path)
         return True
 
-    def witness(self, seq: int) -> str | None:
+    def expected_id(self, seq: int) -> str | None:
         """Return the id that a snapshot should have, by its child's `parent` or the recorded head. None: unknown."""
         head = self._state.head
         if head is not None and head.seq == seq:
@@ -175,7 +175,7 @@ class History:
         if (expected is not None or is_first) and manifest.parent != expected:
             self._add(FindingKind.PARENT_WRONG, f"its parent is {manifest.parent} instead of {expected}", path)
         elif parent is not None or is_first:
-            for kind, detail in follows(parent, manifest):
+            for kind, detail in parent_problems(parent, manifest):
                 self._add(kind, detail, path)
 
     def _check_strays(self, first: int, last: int) -> None:
@@ -227,14 +227,14 @@ class History:
                 self._add(kind, detail, path)
 
     def _add(self, kind: FindingKind, detail: str, path: str | None = None) -> None:
-        self._found.add(kind, detail, path)
+        self._findings.add(kind, detail, path)
 
 
 def _identity(manifest: Snapshot) -> tuple[str, int, int]:
     return manifest.id, manifest.content, manifest.segment
 
 
-def follows(parent: Snapshot | None, child: Snapshot) -> Iterator[tuple[FindingKind, str]]:
+def parent_problems(parent: Snapshot | None, child: Snapshot) -> Iterator[tuple[FindingKind, str]]:
     """Yield the problems of a manifest as the child of its parent, which is None for the first one."""
     yield from _order(parent, child)
     yield from _counts(parent, child)
@@ -276,7 +276,7 @@ def _counts(parent: Snapshot | None, child: Snapshot) -> Iterator[tuple[FindingK
     if rows.set_aside != len(child.set_aside):
         yield (
             FindingKind.COUNTS_WRONG,
-            f"{rows.set_aside} events counted as set aside, but {len(child.set_aside)} named",
+            f"{rows.set_aside} events counted as rejected, but {len(child.set_aside)} named",
         )
     consumed, held = rows.added + rows.seen + rows.deleted + rows.set_aside, sum(batch.rows for batch in child.batches)
     if child.operation is SnapshotOperation.FLUSH and consumed != held:
@@ -290,14 +290,14 @@ def _files(parent: Snapshot | None, child: Snapshot, table: TableName) -> Iterat
     added, removed = set(made.added), set(made.removed)
     if len(after) != len(made.files) or len(added) != len(made.added) or len(removed) != len(made.removed):
         yield FindingKind.FILE_LIST_WRONG, f"{table}: a file is named twice"
-    if strange := after.keys() ^ ((before.keys() - removed) | added):
-        yield FindingKind.FILE_LIST_WRONG, f"{table}: files do not match the added and removed ones: {some(strange)}"
-    if strange := (removed - before.keys()) | (added & before.keys()):
+    if differing := after.keys() ^ ((before.keys() - removed) | added):
+        yield FindingKind.FILE_LIST_WRONG, f"{table}: files do not match the added and removed ones: {some(differing)}"
+    if differing := (removed - before.keys()) | (added & before.keys()):
         yield (
             FindingKind.FILE_LIST_WRONG,
-            f"{table}: added although present, or removed although missing: {some(strange)}",
+            f"{table}: added although present, or removed although missing: {some(differing)}",
         )
-    if strange := {path for path in before.keys() & after.keys() if before[path] != after[path]}:
-        yield FindingKind.FILE_LIST_WRONG, f"{table}: differs from the parent's entry: {some(strange)}"
+    if differing := {path for path in before.keys() & after.keys() if before[path] != after[path]}:
+        yield FindingKind.FILE_LIST_WRONG, f"{table}: differs from the parent's entry: {some(differing)}"
     if any(file.rows < 0 or file.size < 0 for file in made.files):
         yield FindingKind.FILE_LIST_WRONG, f"{table}: a file has a negative size or number of rows"

@@ -14,7 +14,7 @@ import orjson
 
 from tarn.datasets.registry import Dataset
 from tarn.integrity.delta_checks import UnreadableTable, sizes_at
-from tarn.integrity.history_checks import follows
+from tarn.integrity.history_checks import parent_problems
 from tarn.integrity.row_checks import SnapshotRows
 from tarn.lake import delta_tables
 from tarn.lake.commit import TABLES
@@ -22,7 +22,7 @@ from tarn.lake.delta_tables import NONE
 from tarn.lake.recorded_history import SnapshotRecord
 from tarn.model.datasets.snapshot import Column, Components, Counts, File, Snapshot, SnapshotOperation, Table, TableName
 from tarn.model.names import LAKEHOUSE
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 UNKNOWN = ("author", "message", "metadata")
 UNKNOWN_OF_FLUSH = ("batches", "set_aside", "rows.seen", "rows.deleted", "rows.set_aside")
@@ -36,7 +36,7 @@ class CannotRebuild(Exception):
     """A manifest cannot be rebuilt from what is left."""
 
 
-class Lost(NamedTuple):
+class LostManifest(NamedTuple):
     """A snapshot without its manifest, and the manifests of its parent and child if they exist."""
 
     record: SnapshotRecord
@@ -53,7 +53,7 @@ class _Entry(NamedTuple):
     added: dict[str, File]
 
 
-def rebuild(store: Store, rows: SnapshotRows, dataset: Dataset, lost: Lost) -> Snapshot:
+def rebuild(store: Store, rows: SnapshotRows, dataset: Dataset, lost: LostManifest) -> Snapshot:
     """Return the manifest, as far as it is known. Raises CannotRebuild, and Unavailable if rows cannot be read."""
     parent, child, record = lost.parent, lost.child, lost.record
     entries = {table: _entry(store, dataset, table, lost) for table in TABLES}
@@ -83,13 +83,13 @@ def rebuild(store: Store, rows: SnapshotRows, dataset: Dataset, lost: Lost) -> S
         last_seen=last,
         rebuilt=tuple(_unknown(operation, made.values(), lost)),
     )
-    wrong = [*follows(parent, snapshot), *(follows(snapshot, child) if child is not None else ())]
+    wrong = [*parent_problems(parent, snapshot), *(parent_problems(snapshot, child) if child is not None else ())]
     if wrong:
         raise CannotRebuild(f"the rebuilt manifest is inconsistent with its parent or child: {wrong[0][1]}")
     return snapshot
 
 
-def _entry(store: Store, dataset: Dataset, table: TableName, lost: Lost) -> _Entry | None:
+def _entry(store: Store, dataset: Dataset, table: TableName, lost: LostManifest) -> _Entry | None:
     """Return the last commit that the snapshot made on a table: a lost attempt may have made an earlier one."""
     found: _Entry | None = None
     after = NONE if lost.parent is None else lost.parent.table(table).version
@@ -98,7 +98,7 @@ def _entry(store: Store, dataset: Dataset, table: TableName, lost: Lost) -> _Ent
             break
         try:
             text = store.get(dataset.layout.delta_log(dataset.layout.table(table), version))
-        except Missing:
+        except ObjectMissing:
             break
         try:
             actions = [orjson.loads(line) for line in text.splitlines()]
@@ -115,17 +115,17 @@ def _operation(entries: Iterable[_Entry | None]) -> SnapshotOperation:
     for entry in entries:
         if entry is not None:
             return SnapshotOperation(entry.operation)
-    raise CannotRebuild("it changed no table, so its operation is unknown")
+    raise CannotRebuild("the snapshot changed no table, so its operation cannot be determined")
 
 
-def _table(store: Store, dataset: Dataset, table: TableName, entry: _Entry | None, lost: Lost) -> Table:
+def _table(store: Store, dataset: Dataset, table: TableName, entry: _Entry | None, lost: LostManifest) -> Table:
     former = None if lost.parent is None else lost.parent.table(table)
     if entry is None:
         if former is None:
-            raise CannotRebuild(f"the log of {table} has no commit of it")
+            raise CannotRebuild(f"the Delta log of {table} has no commit of this snapshot")
         return delta_tables.after(former, former.version, (), ())
     if former is None and lost.record.seq > 1 and entry.version > 0:
-        raise CannotRebuild("the state before it is not known")
+        raise CannotRebuild("the files of the previous snapshot are not known")
     try:
         sizes = sizes_at(store, dataset, table, entry.version)
     except UnreadableTable as error:
@@ -165,13 +165,13 @@ def _added(made: Iterable[Table]) -> Iterator[File]:
         yield from (file for file in table.files if file.path in new)
 
 
-def _components(made: Iterable[Table], lost: Lost) -> Components:
+def _components(made: Iterable[Table], lost: LostManifest) -> Components:
     near = lost.child or lost.parent
     is_checked = any(file.checksum is not None for file in _added(made))
     return Components(checksum="sha256" if is_checked else None if near is None else near.components.checksum)
 
 
-def _unknown(operation: SnapshotOperation, made: Iterable[Table], lost: Lost) -> Iterator[str]:
+def _unknown(operation: SnapshotOperation, made: Iterable[Table], lost: LostManifest) -> Iterator[str]:
     yield from UNKNOWN
     if operation is SnapshotOperation.FLUSH:
         yield from UNKNOWN_OF_FLUSH
@@ -181,12 +181,12 @@ def _unknown(operation: SnapshotOperation, made: Iterable[Table], lost: Lost) ->
         yield UNKNOWN_CHECKSUM
 
 
-def _retained(operation: SnapshotOperation, lost: Lost) -> int | None:
+def _retained(operation: SnapshotOperation, lost: LostManifest) -> int | None:
     expiring = (SnapshotOperation.VACUUM, SnapshotOperation.PURGE)
     if operation not in expiring:
         return None if lost.parent is None else lost.parent.retained_from
     if lost.child is None or lost.child.operation in expiring:
-        raise CannotRebuild("which snapshots it expired is not known")
+        raise CannotRebuild("the manifest does not show which snapshots it expired")
     return lost.child.retained_from
 
 

@@ -31,7 +31,7 @@ from tarn.db.upsert import upsert
 from tarn.integrity import archive_checks, document_checks, journal_checks, row_checks
 from tarn.integrity.findings import Findings
 from tarn.integrity.history_checks import History
-from tarn.integrity.rebuild_manifest import CannotRebuild, Lost, rebuild
+from tarn.integrity.rebuild_manifest import CannotRebuild, LostManifest, rebuild
 from tarn.integrity.row_checks import SnapshotRows
 from tarn.lake import refs
 from tarn.lake.commit import SnapshotPublisher
@@ -126,10 +126,10 @@ class _HistoryRepair:
         first, last = history.bounds()
         before = state.id_of(first - 1)
         for seq in range(first, last + 1):
-            manifest, record = history.own(seq), state.records.get(seq)
+            manifest, record = history.readable_manifest(seq), state.records.get(seq)
             if manifest is not None and record != _record(manifest):
                 is_its = record is not None and record.id == manifest.id
-                if is_its or (history.witness(seq) == manifest.id and manifest.parent == before):
+                if is_its or (history.expected_id(seq) == manifest.id and manifest.parent == before):
                     self._record(manifest)
                     before = manifest.id
                     continue
@@ -152,7 +152,7 @@ class _HistoryRepair:
         head, newest = state.head, max(state.kept, default=None)
         if newest is None or (head is not None and head.seq > newest):
             return
-        manifest = history.own(newest)
+        manifest = history.readable_manifest(newest)
         if manifest is None or state.kept[newest] != _record(manifest):
             return
         values = {"seq": newest, "snapshot": manifest.id, "content": manifest.content, "segment": manifest.segment}
@@ -166,13 +166,15 @@ class _HistoryRepair:
     def _repair_expiry(self) -> None:
         """Mark snapshots as kept whose manifests exist and which no snapshot expired."""
         state, history = self._read_history()
-        head = None if state.head is None else history.own(state.head.seq)
+        head = None if state.head is None else history.readable_manifest(state.head.seq)
         if head is None:
             return
-        wrong = [seq for seq in state.misplaced if history.own(seq) is not None]
+        wrong = [seq for seq in state.misplaced if history.readable_manifest(seq) is not None]
         if state.expired_range is not None:
             since = max(head.retained_from or state.expired_range.first, state.expired_range.first)
-            wrong += [seq for seq in range(since, state.expired_range.last + 1) if history.own(seq) is not None]
+            wrong += [
+                seq for seq in range(since, state.expired_range.last + 1) if history.readable_manifest(seq) is not None
+            ]
         if not wrong:
             return
         with self._database.write() as connection:
@@ -192,24 +194,26 @@ class _HistoryRepair:
             rows = SnapshotRows(duck, self._store, self._dataset)
             parent: Snapshot | None = None
             for seq in range(first, last + 1):
-                manifest, record = history.own(seq), state.kept.get(seq)
-                if manifest is not None and (record is None or manifest.id in (record.id, history.witness(seq))):
+                manifest, record = history.readable_manifest(seq), state.kept.get(seq)
+                if manifest is not None and (record is None or manifest.id in (record.id, history.expected_id(seq))):
                     parent = manifest
                     continue
                 is_first = seq == first and state.expired_range is None
                 if record is None or (parent is None and not is_first):
                     parent = None
                     continue
-                after = history.own(seq + 1)
+                after = history.readable_manifest(seq + 1)
                 child = after if after is not None and after.parent == record.id else None
-                parent = self._rebuild(rows, Lost(record, parent, child))
+                parent = self._rebuild(rows, LostManifest(record, parent, child))
 
-    def _rebuild(self, rows: SnapshotRows, lost: Lost) -> Snapshot | None:
+    def _rebuild(self, rows: SnapshotRows, lost: LostManifest) -> Snapshot | None:
         path = self._dataset.layout.snapshot(lost.record.seq)
         try:
             manifest = rebuild(self._store, rows, self._dataset, lost)
         except CannotRebuild as why:
-            log.warning("cannot rebuild a lost manifest", dataset=self._dataset.name, seq=lost.record.seq, why=str(why))
+            log.warning(
+                "cannot rebuild a lost manifest", dataset=self._dataset.name, seq=lost.record.seq, reason=str(why)
+            )
             return None
         self._report(None)
         self._renew()
@@ -247,7 +251,7 @@ def _rewrite_mirrors(database: Database, store: Store, dataset: Dataset) -> None
         store.put_hint(dataset.layout.snapshot_head, orjson.dumps(hint))
     for path, _ in document_checks.wrong_refs(database, store, dataset):
         name = path.removeprefix(f"{dataset.layout.refs}/").removesuffix(".json")
-        if any(pin.name == name for pin in state.pins):
+        if any(ref.name == name for ref in state.refs):
             with database.read() as connection:
                 ref = refs.get(connection, dataset, RefName(name))
             refs.mirror(store, dataset, ref.name, ref)

@@ -26,7 +26,7 @@ from tarn.model.work.cancellation import check, checked, interrupting
 from tarn.model.work.job import Progress, Report
 from tarn.settings import Settings
 from tarn.storage.duckdb_sql import scan_parquet
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 KEY = "(bucket, canonical_id, id)"
 MOMENTS = ("first_seen", "last_seen")
@@ -47,7 +47,7 @@ WHERE oldest.ord IS NULL OR oldest.ord > marks.ord
 """Marks of the translog whose statement has no row that is at least as old."""
 
 
-class Moved(NamedTuple):
+class LiveRowCounts(NamedTuple):
     """The number of live statements in a state, and the numbers added and ended since the one before."""
 
     live: int
@@ -84,7 +84,7 @@ class SnapshotRows:
         self._keys = store.connection.keys()
 
     def check_files(
-        self, database: Database, snapshot: Snapshot, broken: set[str], found: Findings, report: Report
+        self, database: Database, snapshot: Snapshot, broken: set[str], findings: Findings, report: Report
     ) -> bool:
         """Check the files of a snapshot one by one. Return whether all of them can be read."""
         files = [(table, file) for table in TABLES for file in snapshot.table(table).files]
@@ -98,19 +98,19 @@ class SnapshotRows:
                 continue
             try:
                 wrong = list(self._wrong(path, file))
-            except Missing:
+            except ObjectMissing:
                 all_readable = False
                 if is_kept(database, self._dataset, snapshot.seq):
-                    found.add(FindingKind.FILE_MISSING, f"snapshot {snapshot.seq} names it, but it is missing", path)
+                    findings.add(FindingKind.FILE_MISSING, f"snapshot {snapshot.seq} names it, but it is missing", path)
             except UnreadableFile as error:
                 all_readable = False
-                found.add(FindingKind.FILE_UNREADABLE, f"its rows cannot be read: {error}", path)
+                findings.add(FindingKind.FILE_UNREADABLE, f"its rows cannot be read: {error}", path)
             else:
                 for kind, detail in wrong:
-                    found.add(kind, detail, path)
+                    findings.add(kind, detail, path)
         return all_readable
 
-    def check_fold(self, database: Database, snapshot: Snapshot, found: Findings) -> None:
+    def check_fold(self, database: Database, snapshot: Snapshot, findings: Findings) -> None:
         """Check all rows of a snapshot together. Every file must be readable."""
         try:
             live = self.live(snapshot)
@@ -123,18 +123,18 @@ class SnapshotRows:
             return
         path = self._dataset.layout.snapshot(snapshot.seq)
         if live != snapshot.rows.live:
-            found.add(
+            findings.add(
                 FindingKind.LIVE_WRONG,
                 f"{live} statements are live, but the manifest counts {snapshot.rows.live}",
                 path,
             )
         if dangling:
-            found.add(
+            findings.add(
                 FindingKind.MARK_DANGLING, f"{dangling} marks have no statement, for example {example.lower()}", path
             )
         if invalid:
             detail = f"the statements of {invalid} entities do not assemble, as their schemata have nothing in common"
-            found.add(FindingKind.ENTITIES_INVALID, detail, path, invalid, ids)
+            findings.add(FindingKind.ENTITIES_INVALID, detail, path, invalid, ids)
 
     def live(self, snapshot: Snapshot) -> int:
         """Count the live statements of a snapshot. Raises Unavailable."""
@@ -143,7 +143,7 @@ class SnapshotRows:
         )
         return int(count)
 
-    def change(self, parent: Snapshot | None, statements: Iterable[File], translog: Iterable[File]) -> Moved:
+    def change(self, parent: Snapshot | None, statements: Iterable[File], translog: Iterable[File]) -> LiveRowCounts:
         """Count the live statements of these files, and those added and ended since a snapshot. Raises Unavailable."""
         before = self._stored(*((), ()) if parent is None else (parent.statements.files, parent.translog.files))
         after = self._stored(statements, translog)
@@ -152,7 +152,7 @@ class SnapshotRows:
             f"FROM (SELECT id, origin, true AS is_before FROM ({before})) "
             f"FULL JOIN (SELECT id, origin, true AS is_after FROM ({after})) USING (id, origin)"
         )
-        return Moved(*self._one(query))
+        return LiveRowCounts(*self._one(query))
 
     def _wrong(self, path: str, file: File) -> Iterator[tuple[FindingKind, str]]:
         names = [name for name in PRUNING if name in file.columns]
@@ -212,7 +212,7 @@ class SnapshotRows:
         """Run a query that returns one row, on the one file `path` or on many.
 
         Raises Unavailable if the store does not respond, DuckDB runs out of memory, or one of many files is missing;
-        for a single file, Missing and UnreadableFile.
+        for a single file, ObjectMissing and UnreadableFile.
         """
         keys = self._store.connection.keys()
         if keys != self._keys:

@@ -30,7 +30,7 @@ from tarn.lake import active_readers, retention, snapshots
 from tarn.lake.commit import TABLES, Build, HeadMoved, SnapshotPublisher, StepCallback
 from tarn.lake.delta_logs import DeltaLogs
 from tarn.lake.delta_tables import CHECKPOINT_EVERY
-from tarn.lake.retention import HistoryStart, Keep
+from tarn.lake.retention import HistoryStart, RetentionRule
 from tarn.model.datasets.dataset import DatasetConfig
 from tarn.model.datasets.snapshot import Head, Snapshot, SnapshotOperation
 from tarn.model.ids import new_id, now, parse_stamp
@@ -126,7 +126,7 @@ class Vacuum:
         snapshot are unknown), and what `report` raises.
         """
         config, _ = registry.read(self._store, dataset)
-        keep = retention.PRESENT if keep_from is not None else Keep.of(config.policy.retention, options)
+        keep = retention.PRESENT if keep_from is not None else RetentionRule.of(config.policy.retention, options)
         listed = self.listed(dataset, keep.unnamed_hours)
         self._reached("listed")
         head, start = self._decided(dataset, keep, keep_from)
@@ -153,7 +153,7 @@ class Vacuum:
 
     # Step 2
 
-    def _decided(self, dataset: Dataset, keep: Keep, keep_from: int | None) -> tuple[Head, HistoryStart]:
+    def _decided(self, dataset: Dataset, keep: RetentionRule, keep_from: int | None) -> tuple[Head, HistoryStart]:
         with self._database.read() as connection:
             head = recorded_head(connection, dataset)
             start = retention.history_start(connection, dataset, keep, now())
@@ -250,7 +250,7 @@ class Vacuum:
     def _finished(
         self,
         dataset: Dataset,
-        keep: Keep,
+        keep: RetentionRule,
         listed: StorageListing,
         unnamed: dict[str, Entry],
         made: Snapshot | None,
@@ -307,7 +307,9 @@ class Vacuum:
             return set()
         return self._files(dataset, [one.seq for one in listed.manifests if oldest_read <= one.seq < first])
 
-    def _rest(self, dataset: Dataset, keep: Keep, tried: int | None, low: int) -> Iterator[tuple[str, list[Entry]]]:
+    def _rest(
+        self, dataset: Dataset, keep: RetentionRule, tried: int | None, low: int
+    ) -> Iterator[tuple[str, list[Entry]]]:
         """Yield what else can be deleted: entries of Delta logs below what snapshots pin, and old document versions.
 
         With `tried`, as if history began there. A log is left untouched while any read is below where history begins: a
@@ -340,7 +342,7 @@ class Vacuum:
                 if self._is_history(dataset, seq):
                     raise
 
-    def _old_versions(self, dataset: Dataset, keep: Keep) -> list[Entry]:
+    def _old_versions(self, dataset: Dataset, keep: RetentionRule) -> list[Entry]:
         """Return the former versions of documents that expire by the retention rule for snapshots."""
         of_name: dict[str, list[tuple[datetime, Entry]]] = {}
         for entry in checked(self._store.list(dataset.layout.versions.folder)):

@@ -38,7 +38,7 @@ class Checked(NamedTuple):
     snapshots: int
     files: int
     size: int
-    found: Findings
+    findings: Findings
 
 
 def verify(
@@ -57,10 +57,10 @@ def verify(
     """
     checked = _check(database, store, settings, dataset, report)
     repaired: list[Finding] = []
-    if options.repair and checked.found.found:
-        kinds = {finding.kind for finding in checked.found.first}
+    if options.repair and checked.findings.found:
+        kinds = {finding.kind for finding in checked.findings.first}
         repair.repair(database, store, settings, owner, dataset, kinds, report)
-        before, checked = checked.found.first, _check(database, store, settings, dataset, report)
+        before, checked = checked.findings.first, _check(database, store, settings, dataset, report)
         repaired = [
             finding.model_copy(update={"repaired": True})
             for finding in before
@@ -71,9 +71,9 @@ def verify(
         snapshots=checked.snapshots,
         files=checked.files,
         size=checked.size,
-        findings=[*checked.found.first, *repaired][:MOST],
-        found=checked.found.found + len(repaired),
-        harmless=checked.found.harmless + sum(finding.harmless for finding in repaired),
+        findings=[*checked.findings.first, *repaired][:MOST],
+        found=checked.findings.found + len(repaired),
+        harmless=checked.findings.harmless + sum(finding.harmless for finding in repaired),
         repaired=len(repaired),
     )
 
@@ -82,36 +82,36 @@ def _is_in(finding: Finding, checked: Checked) -> bool:
     """Return whether the same finding was made again: same kind and path, or same detail if it has no path."""
     return any(
         (finding.kind, finding.path or finding.detail) == (other.kind, other.path or other.detail)
-        for other in checked.found.first
+        for other in checked.findings.first
     )
 
 
 def _check(database: Database, store: Store, settings: Settings, dataset: Dataset, report: Report) -> Checked:
-    found = Findings()
+    findings = Findings()
     report(None)
     with database.read() as connection:
         state = recorded(connection, dataset)
-        last_commit = journal_checks.check(connection, dataset, state.head, found)
-    document_checks.check_config(store, dataset, found)
+        last_commit = journal_checks.check(connection, dataset, state.head, findings)
+    document_checks.check_config(store, dataset, findings)
     seen = _Seen(dataset, state)
-    head = History(database, store, dataset, state, found, seen.add).check()
+    head = History(database, store, dataset, state, findings, seen.add).check()
     if last_commit is not None and seen.last_commit > last_commit:
         detail = f"a snapshot contains commit {seen.last_commit}, but the last assigned number is {last_commit}"
-        found.add(FindingKind.COMMIT_NUMBERS, detail)
-    broken = file_checks.check(database, store, dataset, seen.named, found, report)
+        findings.add(FindingKind.COMMIT_NUMBERS, detail)
+    broken = file_checks.check(database, store, dataset, seen.named, findings, report)
     report(None)
-    delta_checks.check_pinned(database, store, dataset, seen.pinned(), found)
+    delta_checks.check_pinned(database, store, dataset, seen.pinned(), findings)
     if (0 if seen.newest is None else seen.newest.seq) == max(state.records, default=0):
-        delta_checks.check_ahead(database, store, dataset, state.writer_state, seen.newest, found)
+        delta_checks.check_ahead(database, store, dataset, state.writer_state, seen.newest, findings)
     if head is not None:
         with row_checks.opened(store, settings) as duck:
             rows = SnapshotRows(duck, store, dataset)
-            if rows.check_files(database, head, broken, found, report):
+            if rows.check_files(database, head, broken, findings, report):
                 report(None)
-                rows.check_fold(database, head, found)
-    archive_checks.check(database, store, dataset, found, report)
-    document_checks.check_hints(database, store, dataset, state, found)
-    return Checked(seen.snapshots, len(seen.named.files), seen.named.size, found)
+                rows.check_fold(database, head, findings)
+    archive_checks.check(database, store, dataset, findings, report)
+    document_checks.check_hints(database, store, dataset, state, findings)
+    return Checked(seen.snapshots, len(seen.named.files), seen.named.size, findings)
 
 
 class _Seen:
@@ -121,7 +121,7 @@ class _Seen:
         self.named = ReferencedFiles(dataset)
         self.snapshots = 0
         self.last_commit = 0
-        self._pinned = {pin.seq for pin in state.pins}
+        self._pinned = {ref.seq for ref in state.refs}
         self._oldest: Snapshot | None = None
         self.newest: Snapshot | None = None
         self._between: list[Snapshot] = []

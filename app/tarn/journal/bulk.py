@@ -221,5 +221,5 @@ def to_error(text: object) -> TarnError:
     """Return the error for a driver's error message."""
     message = str(text).lower()
     if "full" in message and ("disk" in message or "database" in message):
-        return StorageFull("the database has no room left")
+        return StorageFull("the database has no space left")
     return Unavailable("the database did not accept the rows", retry_after=2)

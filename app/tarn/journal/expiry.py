@@ -17,14 +17,14 @@ from tarn.settings import Settings
 log = structlog.get_logger(__name__)
 
 
-def _delete_flushed_stages(connection: Connection, settled: datetime) -> None:
-    """Delete stages that are flushed and expired before `settled`; until then clients may query their state."""
+def _delete_flushed_stages(connection: Connection, cutoff: datetime) -> None:
+    """Delete stages that are flushed and expired before `cutoff`; until then clients may query their state."""
     sent = aliased(journal_batches)
     connection.execute(
         delete(journal_batches).where(
             journal_batches.c.state == DONE,
             journal_batches.c.is_stage,
-            journal_batches.c.expires < settled,
+            journal_batches.c.expires < cutoff,
             ~select(sent.c.id).where(sent.c.stage == journal_batches.c.id).exists(),
         )
     )
@@ -45,12 +45,12 @@ def sweep(database: Database, settings: Settings) -> int:
         _delete_flushed_stages(connection, moment - timedelta(seconds=settings.stage_expiry))
     with database.read() as connection:
         children_first = journal_batches.c.is_stage, journal_batches.c.id
-        settled = moment - timedelta(seconds=settings.stage_expiry)
+        cutoff = moment - timedelta(seconds=settings.stage_expiry)
         deletable = connection.execute(
             select(journal_batches.c.id)
             .where(
                 journal_batches.c.state == ABORTED,
-                ~journal_batches.c.is_stage | (journal_batches.c.expires < settled),
+                ~journal_batches.c.is_stage | (journal_batches.c.expires < cutoff),
             )
             .order_by(*children_first)
         ).scalars()

@@ -120,7 +120,7 @@ def check_pressure(connection: Connection, dataset: Dataset, settings: Settings)
 
 
 def touch(connection: Connection, dataset_id: str, key: str, moment: datetime) -> None:
-    """Set the moment of a core tag, unless it has a later one already."""
+    """Set the time of a system tag, unless it has a later one already."""
     connection.execute(
         _TOUCH[connection.dialect.name], {"dataset_id": dataset_id, "tenant": LAKEHOUSE, "key": key, "at": moment}
     )

@@ -99,7 +99,7 @@ def oldest(connection: Connection, dataset: Dataset) -> Segment | None:
 
 
 def mark_done(connection: Connection, dataset: Dataset, segment: int, uids: Sequence[str], moved: bool) -> None:
-    """Mark batches as done in the transaction that records their snapshot, and update the core tags.
+    """Mark batches as done in the transaction that records their snapshot, and update the system tags.
 
     `journal/last_flushed` is a moment up to which everything is flushed. If nothing is left, it is now: later commits
     wait for the head's row, which is locked here, so none of them is older. Otherwise it is just before the oldest

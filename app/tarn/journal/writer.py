@@ -174,7 +174,7 @@ class Writer:
                 return
             except Exception as error:  # noqa: BLE001 - the batch that caused it raises it again below
                 log.info(
-                    "group commit failed, committing batches singly", batches=len(group), cause=type(error).__name__
+                    "group commit failed, committing batches singly", batches=len(group), reason=type(error).__name__
                 )
             else:
                 for (_, future), outcome in zip(group, outcomes, strict=True):

@@ -8,14 +8,15 @@ from sqlalchemy import Connection
 
 from tarn.access.audit import AuditedAction
 from tarn.datasets import registry
-from tarn.datasets.documents import read_document, replace_document
+from tarn.datasets.config_documents import read_document, replace_document
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.lake import export_deltas, export_records
-from tarn.model.datasets.dataset import Catalog, CatalogEntry, CatalogMetadata, DatasetConfig, Resource, etag
+from tarn.model.datasets.dataset import Catalog, CatalogEntry, CatalogMetadata, DatasetConfig, Resource
 from tarn.model.datasets.export import ExportKind, ExportRecord, media_type
+from tarn.model.entity_tags import etag
 from tarn.storage.layout import Layout
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 ATTEMPTS = 3
 
@@ -24,7 +25,7 @@ def read(store: Store) -> CatalogMetadata:
     """Read the lake's metadata. Raises DocumentInvalid."""
     try:
         return read_document(store, Layout.config, CatalogMetadata.from_yaml)[0]
-    except Missing:
+    except ObjectMissing:
         return CatalogMetadata()
 
 

@@ -138,7 +138,7 @@ class SnapshotPublisher:
         4. tables    commit to statements, then to translog, each exactly as the next version
         5. manifest  put-if-absent: this is the commit; if another writer was first, go back to 3
         6. record    compare-and-swap the recorded head, mark batches done, write tags: one SQL transaction
-        7. release   release the lease; write hints and tags to the layout
+        7. release   release the lease; write mirrors to the layout
 
         Raises HeadMoved; SnapshotConflict if every attempt lost; Locked while another owner holds the lease; and any
         error of the storage or the database.
@@ -160,7 +160,7 @@ class SnapshotPublisher:
             except (CommitRefused, LockLost) as error:
                 # Dashboards and alerts use these values, so they do not depend on names of classes.
                 why = "LockLost" if isinstance(error, LockLost) else "Refused"
-                log.info("attempt to publish lost to another writer", dataset=build.dataset.name, why=why)
+                log.info("attempt to publish lost to another writer", dataset=build.dataset.name, reason=why)
                 self._watch.retries.labels(why).inc()
                 time.sleep(pause)
         with self._database.read() as connection:
@@ -339,7 +339,7 @@ class SnapshotPublisher:
     # Step 7
 
     def _write_hints(self, dataset: Dataset, snapshot: Snapshot) -> None:
-        """Write hints for people and offline tools, after the commit. Nothing depends on them."""
+        """Write mirrors for people and offline tools, after the commit. Nothing depends on them."""
         hints = {dataset.layout.snapshot_head: orjson.dumps({"seq": snapshot.seq, "id": snapshot.id})}
         try:
             with self._database.read() as connection:
@@ -353,7 +353,7 @@ class SnapshotPublisher:
             for path, text in hints.items():
                 self._store.put_hint(path, text)
         except TarnError as error:
-            log.warning("cannot write the hints of a snapshot", dataset=dataset.name, problem=error.slug)
+            log.warning("cannot write the mirrors of a snapshot", dataset=dataset.name, problem=error.slug)
 
 
 def _record_event(connection: Connection, snapshot: Snapshot) -> None:
@@ -436,7 +436,7 @@ def _is_recorded(connection: Connection, dataset: Dataset, snapshot: Snapshot) -
 
 
 def _rejected(connection: Connection, snapshot: Snapshot) -> Iterator[Rejected]:
-    """Yield the rows that the snapshot set aside, as the journal has them."""
+    """Yield the events that the snapshot rejected, as the journal has them."""
     batches = {batch.id: batch for batch in snapshot.batches}
     of_batch: dict[str, list[RejectedEventRef]] = {}
     for ref in snapshot.set_aside:

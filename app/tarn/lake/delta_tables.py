@@ -192,5 +192,5 @@ def _translated_errors() -> Iterator[None]:
         raise CommitRefused from error
     except (DeltaError, TableNotFoundError, OSError) as error:
         if "No space left" in str(error) or "StorageFull" in str(error):
-            raise StorageFull("the store has no room left") from error
+            raise StorageFull("the store has no space left") from error
         raise Unavailable(f"cannot access the Delta table: {type(error).__name__}", retry_after=2) from error

@@ -24,7 +24,7 @@ class SnapshotRecord(NamedTuple):
     created: datetime
 
 
-class Pin(NamedTuple):
+class RefRecord(NamedTuple):
     """The row of a ref."""
 
     name: str
@@ -58,7 +58,7 @@ class RecordedHistory(NamedTuple):
     last_expired: SnapshotRecord | None
     misplaced: dict[int, SnapshotRecord]
     """Expired, although older ones are kept."""
-    pins: list[Pin]
+    refs: list[RefRecord]
 
     @property
     def head(self) -> Head | None:
@@ -94,14 +94,14 @@ def recorded(connection: Connection, dataset: Dataset) -> RecordedHistory:
         select(func.min(snapshots.c.seq), func.max(snapshots.c.seq), func.count()).where(*expired)
     ).one()
     last = connection.execute(select(snapshots).where(own, snapshots.c.seq == high)).first()
-    pins = connection.execute(select(refs).where(refs.c.dataset_id == dataset.id).order_by(refs.c.name))
+    ref_rows = connection.execute(select(refs).where(refs.c.dataset_id == dataset.id).order_by(refs.c.name))
     return RecordedHistory(
         writer_state=current,
         kept=kept,
         expired_range=ExpiredRange(low, high, rows) if rows else None,
         last_expired=None if last is None else _record(last),
         misplaced=misplaced,
-        pins=[Pin(row.name, row.seq, row.snapshot, row.updated) for row in pins],
+        refs=[RefRecord(row.name, row.seq, row.snapshot, row.updated) for row in ref_rows],
     )
 
 

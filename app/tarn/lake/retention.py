@@ -17,7 +17,7 @@ MAX_COUNT = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class RetentionRule:
     """A retention rule: keep the newest `count` snapshots, and all that are younger than `hours`."""
 
     count: int
@@ -40,7 +40,7 @@ class Keep:
         return sum(created <= past for created in moments[: -self.count])
 
 
-PRESENT = Keep(1, 0, 0, erases=True)
+PRESENT = RetentionRule(1, 0, 0, erases=True)
 """Keep only the head, and delete every trace of earlier data."""
 
 
@@ -66,7 +66,9 @@ def first_kept(connection: Connection, dataset: Dataset) -> int | None:
     ).scalar()
 
 
-def history_start(connection: Connection, dataset: Dataset, keep: Keep, moment: datetime) -> HistoryStart | None:
+def history_start(
+    connection: Connection, dataset: Dataset, keep: RetentionRule, moment: datetime
+) -> HistoryStart | None:
     """Return where history begins now and after a vacuum, or None if there are no snapshots.
 
     Kept are the snapshots that `keep` selects, and everything from the oldest snapshot that a ref names, so

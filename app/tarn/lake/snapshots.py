@@ -18,10 +18,10 @@ from tarn.errors import ManifestInvalid, NoSnapshots, RefNotFound, SnapshotGone,
 from tarn.model.datasets.snapshot import Snapshot
 from tarn.model.ids import now
 from tarn.model.names import SNAPSHOT_ID
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 
-class Named(NamedTuple):
+class SnapshotKey(NamedTuple):
     """The number and id of a snapshot recorded in SQL."""
 
     seq: int
@@ -35,7 +35,7 @@ class SnapshotService:
         self._database = database
         self._store = store
 
-    def page(self, dataset: Dataset, before: int | None, limit: int) -> list[Named]:
+    def page(self, dataset: Dataset, before: int | None, limit: int) -> list[SnapshotKey]:
         """Return the kept snapshots below a number, newest first."""
         with self._database.read() as connection:
             return kept_page(connection, dataset, before, limit)
@@ -49,11 +49,11 @@ class SnapshotService:
             named = find(connection, dataset, name)
         return self.read(dataset, named)
 
-    def read(self, dataset: Dataset, named: Named) -> Snapshot:
+    def read(self, dataset: Dataset, named: SnapshotKey) -> Snapshot:
         """Read the manifest of a snapshot that SQL named a moment ago. Raises ManifestInvalid, SnapshotGone."""
         return read_kept(self._database, self._store, dataset, named)
 
-    def containing(self, dataset: Dataset, segment: int | None) -> Named | None:
+    def containing(self, dataset: Dataset, segment: int | None) -> SnapshotKey | None:
         """Return the first snapshot that contains a segment of the journal, or None.
 
         Without a segment, return the head: a batch that is no longer recorded is in it.
@@ -62,10 +62,10 @@ class SnapshotService:
             if segment is not None:
                 return first_containing(connection, dataset, segment)
             head = recorded_head(connection, dataset)
-            return None if head.id is None else Named(head.seq, head.id)
+            return None if head.id is None else SnapshotKey(head.seq, head.id)
 
 
-def find(connection: Connection, dataset: Dataset, name: str) -> Named:
+def find(connection: Connection, dataset: Dataset, name: str) -> SnapshotKey:
     """Find a snapshot by id, by number or as `latest`.
 
     Raises SnapshotNotFound, NoSnapshots, and SnapshotGone for an expired one.
@@ -74,13 +74,13 @@ def find(connection: Connection, dataset: Dataset, name: str) -> Named:
         head = recorded_head(connection, dataset)
         if head.id is None:
             raise NoSnapshots(f"{dataset.name!r} has no snapshots yet")
-        return Named(head.seq, head.id)
+        return SnapshotKey(head.seq, head.id)
     by = snapshots.c.seq == int(name) if name.isdecimal() and len(name) < 19 else snapshots.c.id == name
     row = connection.execute(_select_keys().where(snapshots.c.dataset_id == dataset.id, by)).first()
     return _require_kept(dataset, name, row)
 
 
-def find_state(connection: Connection, dataset: Dataset, at: str) -> Named:
+def find_state(connection: Connection, dataset: Dataset, at: str) -> SnapshotKey:
     """Find a snapshot by id, number, `latest`, time or ref; for a time, the one that was the head then.
 
     Raises as `find` does, and RefNotFound.
@@ -100,19 +100,19 @@ def find_state(connection: Connection, dataset: Dataset, at: str) -> Named:
     ).first()
     if ref is None:
         raise RefNotFound(f"{dataset.name!r} has no ref {at!r}")
-    return Named(ref.seq, ref.snapshot)
+    return SnapshotKey(ref.seq, ref.snapshot)
 
 
 def _select_keys() -> Select[tuple[int, str, datetime | None]]:
     return select(snapshots.c.seq, snapshots.c.id, snapshots.c.expired)
 
 
-def _require_kept(dataset: Dataset, name: str, row: Row[tuple[int, str, datetime | None]] | None) -> Named:
+def _require_kept(dataset: Dataset, name: str, row: Row[tuple[int, str, datetime | None]] | None) -> SnapshotKey:
     if row is None:
         raise SnapshotNotFound(f"{dataset.name!r} has no snapshot {name!r}")
     if row.expired is not None:
         raise SnapshotGone(f"the snapshot {row.id} of {dataset.name!r} expired on {row.expired:%Y-%m-%d}")
-    return Named(row.seq, row.id)
+    return SnapshotKey(row.seq, row.id)
 
 
 def _parse_time(text: str) -> datetime | None:
@@ -124,7 +124,7 @@ def _parse_time(text: str) -> datetime | None:
         return None
 
 
-def first_containing(connection: Connection, dataset: Dataset, segment: int) -> Named | None:
+def first_containing(connection: Connection, dataset: Dataset, segment: int) -> SnapshotKey | None:
     """Return the first snapshot that contains a segment, or None."""
     row = connection.execute(
         select(snapshots.c.seq, snapshots.c.id)
@@ -132,10 +132,10 @@ def first_containing(connection: Connection, dataset: Dataset, segment: int) -> 
         .order_by(snapshots.c.seq)
         .limit(1)
     ).first()
-    return None if row is None else Named(row.seq, row.id)
+    return None if row is None else SnapshotKey(row.seq, row.id)
 
 
-def kept_page(connection: Connection, dataset: Dataset, before: int | None, limit: int) -> list[Named]:
+def kept_page(connection: Connection, dataset: Dataset, before: int | None, limit: int) -> list[SnapshotKey]:
     """Return the kept snapshots, newest first."""
     query = (
         select(snapshots.c.seq, snapshots.c.id)
@@ -144,10 +144,10 @@ def kept_page(connection: Connection, dataset: Dataset, before: int | None, limi
     )
     if before is not None:
         query = query.where(snapshots.c.seq < before)
-    return [Named(row.seq, row.id) for row in connection.execute(query.limit(limit))]
+    return [SnapshotKey(row.seq, row.id) for row in connection.execute(query.limit(limit))]
 
 
-def read_named(store: Store, dataset: Dataset, named: Named) -> Snapshot:
+def read_named(store: Store, dataset: Dataset, named: SnapshotKey) -> Snapshot:
     """Read the manifest of a snapshot. Raises ManifestInvalid, also if a stray manifest has its path."""
     manifest = read(store, dataset, named.seq)
     if manifest.id != named.id:
@@ -155,7 +155,7 @@ def read_named(store: Store, dataset: Dataset, named: Named) -> Snapshot:
     return manifest
 
 
-def read_kept(database: Database, store: Store, dataset: Dataset, named: Named) -> Snapshot:
+def read_kept(database: Database, store: Store, dataset: Dataset, named: SnapshotKey) -> Snapshot:
     """Read the manifest of a snapshot that SQL named a moment ago.
 
     Raises ManifestInvalid, and SnapshotGone if the snapshot expired since.
@@ -183,7 +183,7 @@ def read_if_exists(store: Store, dataset: Dataset, seq: int) -> Snapshot | None:
     path = dataset.layout.snapshot(seq)
     try:
         return Snapshot.from_json(path, store.get(path))
-    except Missing:
+    except ObjectMissing:
         return None
 
 

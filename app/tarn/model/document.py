@@ -22,7 +22,7 @@ except ImportError:  # PyYAML without libyaml: same result, ten times slower
     from yaml import SafeLoader as Parser  # type: ignore[assignment]
 
 
-__all__ = ["STORED", "Dumper", "InvalidYaml", "Limits", "Parser", "check_size", "dump", "load", "plain"]
+__all__ = ["STORED", "Dumper", "InvalidYaml", "Parser", "YamlLimits", "check_size", "dump", "load", "plain"]
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters except tab and newline."""
@@ -45,7 +45,7 @@ LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class YamlLimits:
     """Maximum size of a document. Each alias counts as much as the value it refers to."""
 
     size: int = 4 << 20
@@ -59,7 +59,7 @@ class Limits:
     depth: int = 50
 
 
-STORED = Limits(size=64 << 20, nodes=500_000, characters=64 << 20, scalar=8 << 20)
+STORED = YamlLimits(size=64 << 20, nodes=500_000, characters=64 << 20, scalar=8 << 20)
 """Limits of documents that Tarn wrote: everything that a request may contain can be read back."""
 
 
@@ -85,7 +85,7 @@ def dump(data: dict[str, Any]) -> bytes:
     return text
 
 
-def load(text: bytes | str, limits: Limits = Limits()) -> Any:  # noqa: B008 - it is frozen
+def load(text: bytes | str, limits: YamlLimits = YamlLimits()) -> Any:  # noqa: B008 - it is frozen
     """Return the value of a document; None if it is empty. Raises InvalidYaml."""
     if len(text) > limits.size:
         raise InvalidYaml(f"the document is {len(text)} long, at most {limits.size} are read")
@@ -104,7 +104,7 @@ def load(text: bytes | str, limits: Limits = Limits()) -> Any:  # noqa: B008 - i
     return builder.value
 
 
-def check_size(data: Any, limits: Limits = Limits()) -> None:  # noqa: B008 - it is frozen
+def check_size(data: Any, limits: YamlLimits = YamlLimits()) -> None:  # noqa: B008 - it is frozen
     """Raise InvalidYaml if data from JSON has more nodes than a document may have."""
     count, waiting = 0, [data]
     while waiting:
@@ -144,7 +144,7 @@ class _Open:
 class _Builder:
     """Builds the value from parser events and enforces the limits."""
 
-    limits: Limits
+    limits: YamlLimits
     value: Any = None
     _documents: int = 0
     _nodes: int = 0

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from tarn.model.datasets.dataset import etag
-from tarn.model.datasets.metadata import Metadata
+from tarn.model.entity_tags import etag
+from tarn.model.metadata import Metadata
 from tarn.model.names import Checksum, DatasetName, FileId, FilePath, Origin
 from tarn.model.preconditions import Conditions
 from tarn.model.tenant import Strict

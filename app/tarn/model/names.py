@@ -137,7 +137,7 @@ class FilePath(Name):
         try:
             size = len(value.encode())
         except UnicodeEncodeError:
-            raise ValueError(f"file path {value!r} has half of a surrogate pair") from None
+            raise ValueError(f"file path {value!r} contains an unpaired surrogate") from None
         if size > cls.longest:
             raise ValueError(f"file path is {size} bytes long, at most {cls.longest} are allowed")
         segments = value.split("/")
@@ -165,7 +165,7 @@ class FilePath(Name):
 
 
 class RefName(Name):
-    """A named pin on a snapshot. It starts with a letter, so it is no number and no moment; nor is it a snapshot id."""
+    """A named pin on a snapshot. It starts with a letter, so it is no number and no time, and it is no snapshot id."""
 
     what = "ref name"
     rule = "must be letters, digits and . _ -, and start with a letter"

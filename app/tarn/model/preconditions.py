@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tarn.errors import PreconditionFailed
-from tarn.model.datasets.dataset import matches, matches_none_match
+from tarn.model.entity_tags import matches, matches_none_match
 
 SHOWN = 10
 """Maximum entity tags that an error lists."""

@@ -61,7 +61,7 @@ AnyMoment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 """A moment in UTC that can be converted to every time zone."""
 
 
-KINDS: dict[Any, frozenset[type]] = {
+JSON_TYPES: dict[Any, frozenset[type]] = {
     bool: frozenset({bool}),
     int: frozenset({int, float}),
     float: frozenset({int, float}),
@@ -107,8 +107,8 @@ def _kinds(annotation: Any) -> frozenset[type]:
     if get_origin(annotation) in (Union, UnionType):
         return frozenset().union(*(_kinds(inner) for inner in get_args(annotation)))
     if isinstance(annotation, type) and issubclass(annotation, str):
-        return KINDS[str]
-    return KINDS.get(annotation, frozenset())
+        return JSON_TYPES[str]
+    return JSON_TYPES.get(annotation, frozenset())
 
 
 class NewTenant(Strict):

@@ -5,8 +5,8 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from tarn.model.datasets.metadata import Metadata
 from tarn.model.file import ArchiveFile
+from tarn.model.metadata import Metadata
 from tarn.model.names import Checksum, FilePath, Origin
 from tarn.model.tenant import Strict
 

@@ -22,6 +22,9 @@ log = structlog.get_logger(__name__)
 
 
 SECRET = "spark.authenticate.secret"  # noqa: S105 - the name of an option
+CLOSE_SECONDS = 5.0
+"""Seconds to wait for a session that is being started before the worker ends without stopping it."""
+
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
@@ -35,12 +38,15 @@ class Sessions:
         self._settings = settings
         self._session: SparkSession | None = None
         self._lock = Lock()
+        self._is_closed = False
         self._used = local()
         """Per thread: the session that `current` returned last."""
 
     def current(self) -> SparkSession:
         """Return the session, starting it if necessary. Raises Unavailable if Spark cannot be started."""
         with self._lock:
+            if self._is_closed:
+                raise Unavailable("the worker is stopping", retry_after=5)
             if self._session is not None and not _is_alive(self._session):
                 log.warning("the Spark session has ended and is restarted")
                 self._end()
@@ -74,9 +80,19 @@ class Sessions:
                 session.sparkContext.cancelAllJobs()
 
     def close(self) -> None:
-        """Stop Spark, end its JVM, and reset every reference that PySpark keeps to it. Spark may be partly dead."""
-        with self._lock:
+        """Stop Spark, end its JVM, and reset every reference that PySpark keeps to it. Spark may be partly dead.
+
+        No session can be started afterwards. One that is being started is not waited for longer than `CLOSE_SECONDS`:
+        its JVM ends with this process, which holds its standard input.
+        """
+        self._is_closed = True
+        if not self._lock.acquire(timeout=CLOSE_SECONDS):
+            log.info("Spark is still starting; its JVM ends with this process")
+            return
+        try:
             self._end()
+        finally:
+            self._lock.release()
 
     def _end(self) -> None:
         session, self._session = self._session, None

@@ -2,11 +2,13 @@
 
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
 import structlog
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tarn.errors import Backpressure, DatasetNotFound, Internal, QuotaExceeded, StorageFull, TarnError, Unavailable
@@ -26,7 +28,7 @@ TRANSIENT_ERRORS = {
 """Errors of a task that are caused by its environment and are passed on as they are; all others become Internal."""
 
 
-class SparkKernels:
+class SparkTaskRunner:
     """Runs tasks on a Spark session."""
 
     def __init__(self, session: SparkSession, kernel: Kernel, executor_timeout: float) -> None:
@@ -39,24 +41,34 @@ class SparkKernels:
         return int(self._session.sparkContext.defaultParallelism)
 
     def warm_up(self) -> None:
-        """Start a Python process for every core, and let each import what tasks use."""
+        """Start a Python process for every core, and let each import what tasks use. Raises as `run` does."""
         context = self._session.sparkContext
-        context.parallelize(range(self.cores), self.cores).foreachPartition(_WarmUp(self._kernel))
+        prepared = context.parallelize(range(self.cores), self.cores)
+        with self._spark_job(context):
+            prepared.foreachPartition(_WarmUp(self._kernel))
 
-    def run(self, slots: list[list[Task[Result]]]) -> Iterator[tuple[int, Result | TarnError]]:
-        """Run one Spark job with one partition for each slot. Yields task numbers with their outputs or errors.
+    def run(self, partitions: list[list[Task[Result]]]) -> Iterator[tuple[int, Result | TarnError]]:
+        """Run one Spark job with these partitions. Yields task numbers with their outputs or errors.
 
         Raises NoExecutor if Spark has no executor for longer than the timeout, and JobStopped if the job that this
         thread runs is cancelled: the driver ends the Spark job at once, and executors kill the Python processes of its
         tasks.
         """
-        count = len(slots)
-        # If there are fewer slots than cores, each task uses several threads to read from the store.
+        count = len(partitions)
+        # If there are fewer partitions than cores, each task uses several threads to read from the store.
         kernel = replace(self._kernel, threads=max(1, self.cores // count))
-        # Partitions are slot numbers; the tasks are pickled with the function. No DataFrame: there is nothing to
-        # optimise, and loading Spark SQL takes longer than the first flush.
+        # The job's data are the numbers of the partitions; the tasks are pickled with the function. No DataFrame: there
+        # is nothing to optimise, and loading Spark SQL takes longer than the first flush.
         context = self._session.sparkContext
-        numbers = context.parallelize(range(count), count).mapPartitions(_Slots(kernel, slots))
+        numbers = context.parallelize(range(count), count).mapPartitions(_RunPartition(kernel, partitions))
+        with self._spark_job(context):
+            collected = numbers.collect()
+        for number, output in collected:
+            yield number, _to_error(output) if isinstance(output, _Failure) else output
+
+    @contextmanager
+    def _spark_job(self, context: SparkContext) -> Iterator[None]:
+        """Run one Spark job that ends when Spark has no executor, or when the job of this thread is cancelled."""
         cancellation, group = current(), new_id()
         cancellation.check()
         # Job group and pool are thread-local: every Python thread has its own thread in the JVM (pinned thread mode).
@@ -68,12 +80,10 @@ class SparkKernels:
                 cancellation.interrupting(lambda: context.cancelJobGroup(group)),
                 cancel_without_executors(context, self._executor_timeout, group),
             ):
-                collected = numbers.collect()
+                yield
         except Py4JJavaError:
             cancellation.check()
             raise
-        for number, output in collected:
-            yield number, _to_error(output) if isinstance(output, _Failure) else output
 
 
 class _WarmUp:
@@ -95,17 +105,17 @@ class _Failure(NamedTuple):
     detail: str
 
 
-class _Slots(Generic[Result]):
+class _RunPartition(Generic[Result]):
     """The function that runs in an executor. It is pickled, so it refers to nothing of this process."""
 
-    def __init__(self, kernel: Kernel, slots: list[list[Task[Result]]]) -> None:
+    def __init__(self, kernel: Kernel, partitions: list[list[Task[Result]]]) -> None:
         self._kernel = kernel
-        self._slots = slots
+        self._partitions = partitions
 
     def __call__(self, numbers: Iterable[int]) -> Iterator[tuple[int, Result | _Failure]]:
         with tempfile.TemporaryDirectory(prefix="tarn-") as scratch:
             for number in numbers:
-                for task, result in self._kernel.run(self._slots[number], scratch):
+                for task, result in self._kernel.run(self._partitions[number], scratch):
                     yield task.number, self._failure(result) if isinstance(result, Exception) else result
 
     def _failure(self, error: Exception) -> _Failure:

@@ -38,22 +38,24 @@ class DiffPosition(NamedTuple):
     id: str
 
 
-class Between(NamedTuple):
+class SnapshotPair(NamedTuple):
     """Two states of one dataset to compare."""
 
     former: View
     latter: View
 
 
-def between(reading: Reading, dataset: Dataset, former: str, latter: str) -> Between:
+def resolve_pair(reading: Reading, dataset: Dataset, former: str, latter: str) -> SnapshotPair:
     """Resolve two snapshots by id, number, timestamp or ref. Raises as `Views.at` does."""
-    return Between(reading.view(dataset, RequestedState(at=former)), reading.view(dataset, RequestedState(at=latter)))
+    return SnapshotPair(
+        reading.view(dataset, RequestedState(at=former)), reading.view(dataset, RequestedState(at=latter))
+    )
 
 
 def differences(
     duck: duckdb.DuckDBPyConnection,
     store: Store,
-    states: Between,
+    pair: SnapshotPair,
     after: DiffPosition | None = None,
     limit: int | None = None,
     within: Range = EVERYTHING,
@@ -62,15 +64,15 @@ def differences(
 
     `within` restricts the diff to a range of canonical ids.
     """
-    former, latter = states.former.snapshot, states.latter.snapshot
+    former, latter = pair.former.snapshot, pair.latter.snapshot
     assert former is not None
     assert latter is not None
     if former.content == latter.content:
         return
-    live.make_within(duck, store, states.former, "former", within)
-    live.make_within(duck, store, states.latter, "latter", within)
+    live.make_within(duck, store, pair.former, "former", within)
+    live.make_within(duck, store, pair.latter, "latter", within)
     # Every difference appears, under the same key, in a file that only one of the two snapshots has.
-    _create_ops(duck, select_candidates(store, states, within))
+    _create_ops(duck, select_candidates(store, pair, within))
     duck.execute(
         "CREATE OR REPLACE TEMP TABLE shown AS SELECT op, canonical_id FROM ops "
         "WHERE $op IS NULL OR (op, canonical_id) > ($op, $id) ORDER BY op, canonical_id LIMIT $most",
@@ -84,12 +86,12 @@ def differences(
             yield [Difference(op, name, line.encode()) for name, line in zip(*columns, strict=True)]
 
 
-def select_candidates(store: Store, states: Between, within: Range = EVERYTHING) -> str:
+def select_candidates(store: Store, pair: SnapshotPair, within: Range = EVERYTHING) -> str:
     """Return SQL for the ids of the entities that may differ."""
-    former, latter = states.former.snapshot, states.latter.snapshot
+    former, latter = pair.former.snapshot, pair.latter.snapshot
     assert former is not None
     assert latter is not None
-    plan = ScanPlan(store, states.former.dataset, former, keys=within)
+    plan = ScanPlan(store, pair.former.dataset, former, keys=within)
     marks = select_marks(files_of_one(former.translog, latter.translog, within))
     return plan.entities_of(files_of_one(former.statements, latter.statements, within), marks)
 

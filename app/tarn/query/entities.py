@@ -12,8 +12,8 @@ from tarn.lake.live import invalid_sql
 from tarn.model.ftm.query import EntityAggregate, Facet, Node
 from tarn.model.ftm.query_fields import FieldName, SortKey
 from tarn.query import facets, filters
-from tarn.query.ftm_model import schema_conflict_reason
 from tarn.query.output.assembly import Row, entity_line, entity_lines, invalid_count, ndjson
+from tarn.query.output.ftm_model import schema_conflict_reason
 from tarn.query.reader import Reading, RequestedState
 from tarn.query.sorting import EntityPosition, Sorting
 from tarn.query.views import View

@@ -8,7 +8,7 @@ import duckdb
 
 from tarn.model.ftm.statistics import Statistics
 from tarn.query import live
-from tarn.query.diff import Between, select_candidates
+from tarn.query.diff import SnapshotPair, select_candidates
 from tarn.query.statistics import count_entities
 from tarn.storage.store import Store
 
@@ -25,10 +25,10 @@ class ChangedStatistics(NamedTuple):
     present: Statistics
 
 
-def count_changed(duck: duckdb.DuckDBPyConnection, store: Store, states: Between) -> ChangedStatistics | None:
+def count_changed(duck: duckdb.DuckDBPyConnection, store: Store, pair: SnapshotPair) -> ChangedStatistics | None:
     """Count the entities that differ in each of two states. Return None if there are too many."""
     rows = duck.execute(
-        f"SELECT DISTINCT entity_id FROM ({select_candidates(store, states)}) LIMIT {MAX_IDS + 1}"
+        f"SELECT DISTINCT entity_id FROM ({select_candidates(store, pair)}) LIMIT {MAX_IDS + 1}"
     ).fetchall()
     ids = {entity_id for (entity_id,) in rows}
     for _ in range(LONGEST_CHAIN):
@@ -36,7 +36,7 @@ def count_changed(duck: duckdb.DuckDBPyConnection, store: Store, states: Between
             return None
         if not ids:
             return ChangedStatistics(Statistics(), Statistics())
-        for name, view in (("former_part", states.former), ("present_part", states.latter)):
+        for name, view in (("former_part", pair.former), ("present_part", pair.latter)):
             live.make_entities(duck, store, view, ids, name)
         # If entities were merged or split, include the entities they belong to on both sides, and search again.
         canonical = duck.execute("SELECT canonical_id FROM former_part UNION SELECT canonical_id FROM present_part")

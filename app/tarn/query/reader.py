@@ -73,10 +73,10 @@ class Reader:
         with suppress(Unavailable):
             self._remote.warm_up()
 
-    def share(self, shared: bool) -> None:
+    def set_cpus_shared(self, is_shared: bool) -> None:
         """Set whether several tenants are active: then queries leave a part of the processors to short requests."""
-        self._remote.share(shared)
-        self._isolated.share(shared)
+        self._remote.set_cpus_shared(is_shared)
+        self._isolated.set_cpus_shared(is_shared)
 
     def _engine_of(self, tenant: str) -> Engine:
         return self._isolated if self.is_isolated(tenant) else self._remote

@@ -104,7 +104,7 @@ def sorted_rows(duck: duckdb.DuckDBPyConnection, query: str, parameters: list[An
             yield table
         return
     except duckdb.OutOfMemoryException as error:
-        log.info("sort exceeds the memory limit; spilling long values to disk", cause=str(error).partition("\n")[0])
+        log.info("sort exceeds the memory limit; spilling long values to disk", reason=str(error).partition("\n")[0])
     # Rows that were already sent are not sent again: the second attempt starts after them.
     remaining = (_after(last, table) for table in fetch_tables(duck, query, parameters, BATCH_ROWS))
     yield from sort_spilled(duck, remaining, ", ".join(StatementPosition._fields), BATCH_ROWS)

@@ -14,8 +14,8 @@ from tarn.lake.live import invalid_sql
 from tarn.model.ftm.query_fields import FieldName
 from tarn.model.ftm.statistics import BOUNDS, Bound, Count, Statistics, groups_of
 from tarn.query.filters import has_value
-from tarn.query.ftm_model import resolved_schema
 from tarn.query.output.column_text import moment
+from tarn.query.output.ftm_model import resolved_schema
 
 DATE = r"[0-9]{4}(-[0-9]{2}(-[0-9]{2}([T ].*)?)?)?"
 """What FtM accepts as a date, from a year to a second. Other values of date properties are ignored."""

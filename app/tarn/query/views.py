@@ -11,7 +11,7 @@ from tarn.db.engine import Database
 from tarn.journal import overlay
 from tarn.journal.overlay import Overlay, Spool, Unflushed
 from tarn.lake import snapshots
-from tarn.lake.snapshots import Named
+from tarn.lake.snapshots import SnapshotKey
 from tarn.model.datasets.snapshot import Snapshot
 from tarn.storage.store import Store
 
@@ -53,13 +53,15 @@ class Views:
             present = overlay.present(connection, dataset)
             events = self._overlay.events(connection, dataset, present, entities, spool)
         head = present.head
-        return View(dataset, None if head.id is None else self._manifest(dataset, Named(head.seq, head.id)), events)
+        return View(
+            dataset, None if head.id is None else self._manifest(dataset, SnapshotKey(head.seq, head.id)), events
+        )
 
     def head(self, dataset: Dataset) -> View:
         """Return the head without unflushed events. Raises DatasetNotFound, ManifestInvalid."""
         with self._database.read() as connection:
             head = recorded_head(connection, dataset)
-        return View(dataset, None if head.id is None else self._manifest(dataset, Named(head.seq, head.id)))
+        return View(dataset, None if head.id is None else self._manifest(dataset, SnapshotKey(head.seq, head.id)))
 
     def at(self, dataset: Dataset, name: str) -> View:
         """Return a snapshot by id, number, timestamp or ref. Raises as `snapshots.find_state`, and ManifestInvalid."""
@@ -67,7 +69,7 @@ class Views:
             named = snapshots.find_state(connection, dataset, name)
         return View(dataset, self._manifest(dataset, named))
 
-    def _manifest(self, dataset: Dataset, named: Named) -> Snapshot:
+    def _manifest(self, dataset: Dataset, named: SnapshotKey) -> Snapshot:
         with self._lock:
             if (cached := self._manifests.get(named.id)) is not None:
                 self._manifests.move_to_end(named.id)

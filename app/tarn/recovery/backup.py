@@ -28,7 +28,7 @@ from tarn.model.ids import now
 from tarn.recovery.backup_contents import ArchivedFiles, DatasetContents, DumpedDataset, dumped_datasets
 from tarn.storage.backup_store import BackupObject, BackupStore, object_of
 from tarn.storage.layout import Layout
-from tarn.storage.store import Entry, Missing, Store
+from tarn.storage.store import Entry, ObjectMissing, Store
 
 log = structlog.get_logger(__name__)
 
@@ -185,7 +185,7 @@ class Backup:
                 return BackupObject(entry.path, object_of(entry), entry.size), False
             try:
                 return self._copy(entry), True
-            except Missing:
+            except ObjectMissing:
                 return entry
 
         remaining = iter(entries)
@@ -205,7 +205,7 @@ class Backup:
                     yield held
 
     def _copy(self, entry: Entry) -> BackupObject:
-        """Copy an object in its current state. Raises Missing."""
+        """Copy an object in its current state. Raises ObjectMissing."""
         if entry.size > SMALL and entry.path.endswith((".parquet", "/data")):
             # These are never overwritten, so what is read is what was listed.
             size = self._backup_store.store.put_stream(object_of(entry), self._store.stream(entry.path), durable=False)

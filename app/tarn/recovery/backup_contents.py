@@ -24,7 +24,7 @@ from tarn.lake.delta_tables import NONE
 from tarn.model.datasets.recovery import MissingFile
 from tarn.model.datasets.snapshot import Head, Snapshot, TableName
 from tarn.model.names import Checksum
-from tarn.storage.store import Entry, Missing, Store
+from tarn.storage.store import Entry, ObjectMissing, Store
 
 READERS = 8
 """Manifests that are read concurrently."""
@@ -160,7 +160,7 @@ class DatasetContents:
         """Return the version that the hint to the last checkpoint names; if invalid, one that is never needed."""
         try:
             return int(orjson.loads(self._store.get(path))["version"])
-        except (Missing, ValueError, KeyError, TypeError):
+        except (ObjectMissing, ValueError, KeyError, TypeError):
             return 1 << 62
 
     def _check_log(self, table: TableName) -> None:

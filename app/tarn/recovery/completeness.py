@@ -31,7 +31,7 @@ class StoredSnapshots:
                     self._sizes[entry.path] = entry.size
         self.numbers = sorted(self._listed())
 
-    def own(self, seq: int) -> Snapshot | None:
+    def readable_manifest(self, seq: int) -> Snapshot | None:
         """Return the manifest with a number if it can be read and belongs to this dataset, else None."""
         try:
             manifest = snapshots.read_if_exists(self._store, self._dataset, seq)
@@ -40,7 +40,7 @@ class StoredSnapshots:
         is_own = manifest is not None and (manifest.dataset_id, manifest.seq) == (self._dataset.id, seq)
         return manifest if is_own else None
 
-    def lacks(self, manifest: Snapshot) -> str | None:
+    def first_missing_part(self, manifest: Snapshot) -> str | None:
         """Return the first missing part of a snapshot, or None if it is complete by names and sizes."""
         for table in TABLES:
             folder, reference = self._dataset.layout.table(table), manifest.table(table)
@@ -53,7 +53,7 @@ class StoredSnapshots:
                 return f"{self._dataset.layout.delta_log(folder, version)} is missing"
         return None
 
-    def differs(self, manifest: Snapshot) -> str | None:
+    def table_difference(self, manifest: Snapshot) -> str | None:
         """Open the tables of a complete snapshot, and return how they differ from its manifest, or None."""
         for table in TABLES:
             reference = manifest.table(table)

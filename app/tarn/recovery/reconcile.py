@@ -23,7 +23,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from tarn.access.revision import bump
 from tarn.datasets import registry
-from tarn.datasets.documents import read_document
+from tarn.datasets.config_documents import read_document
 from tarn.datasets.registry import ACTIVE, DELETE_BATCH, DELETED, Dataset
 from tarn.db import outbox
 from tarn.db.engine import Database
@@ -46,7 +46,7 @@ from tarn.recovery.completeness import StoredSnapshots
 from tarn.recovery.reconcile_history import OWNER, HistoryReconciler
 from tarn.settings import Settings
 from tarn.storage.layout import DatasetLayout
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 log = structlog.get_logger(__name__)
 
@@ -153,7 +153,7 @@ class Reconcile:
         """Return the id in the configuration in a folder, or None."""
         try:
             config, _ = read_document(self._store, DatasetLayout(name).config, DatasetConfig.from_yaml)
-        except (Missing, DocumentInvalid):
+        except (ObjectMissing, DocumentInvalid):
             return None
         return config.id
 
@@ -256,8 +256,8 @@ def _newest_chain(stored: StoredSnapshots) -> tuple[list[Snapshot], list[LostSna
     incomplete: list[LostSnapshot] = []
     chain: list[Snapshot] = []
     for seq in reversed(stored.numbers):
-        manifest = stored.own(seq)
-        lacks = None if manifest is None else stored.lacks(manifest)
+        manifest = stored.readable_manifest(seq)
+        lacks = None if manifest is None else stored.first_missing_part(manifest)
         if manifest is not None and lacks is None and (not chain or chain[-1].parent == manifest.id):
             chain.append(manifest)
         elif chain:

@@ -20,7 +20,7 @@ from tarn.model.datasets.export import ExportRecord
 from tarn.model.datasets.finding import FindingKind
 from tarn.model.datasets.recovery import Reconciled, RecordedFile
 from tarn.model.file import ArchiveFile
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 LOST = (FindingKind.BLOB_MISSING, FindingKind.BLOB_SIZE)
 
@@ -98,7 +98,7 @@ def _sha1(store: Store, path: str) -> str | None:
     try:
         for chunk in store.stream(path):
             digest.update(chunk)
-    except Missing:
+    except ObjectMissing:
         return None
     return digest.hexdigest()
 

@@ -37,7 +37,7 @@ from tarn.model.ids import new_id, now
 from tarn.recovery.completeness import StoredSnapshots
 from tarn.settings import Settings
 from tarn.storage import versions
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 log = structlog.get_logger(__name__)
 
@@ -128,13 +128,13 @@ class HistoryReconciler:
         for seq in range(before.seq, min(state.records, default=before.seq) - 1, -1):
             record = state.records.get(seq)
             expected_id = before.id if seq == before.seq else None if record is None else record.id
-            manifest = stored.own(seq)
+            manifest = stored.readable_manifest(seq)
             if manifest is None:
                 lacks: str | None = "its manifest is missing"
             elif manifest.id != expected_id:
                 lacks = f"the lake has another snapshot with its number, {manifest.id}"
             else:
-                lacks = stored.lacks(manifest) or stored.differs(manifest)
+                lacks = stored.first_missing_part(manifest) or stored.table_difference(manifest)
             if lacks is None:
                 return lost, manifest
             created = now() if record is None else record.created
@@ -144,8 +144,8 @@ class HistoryReconciler:
     def _follow(self, plan: HistoryPlan, stored: StoredSnapshots, incomplete: list[LostSnapshot]) -> None:
         """Find the complete snapshots whose manifests follow the recorded head."""
         parent, seq = plan.before.id, plan.before.seq + 1
-        while (manifest := stored.own(seq)) is not None and manifest.parent == parent:
-            lacks = stored.lacks(manifest) or stored.differs(manifest)
+        while (manifest := stored.readable_manifest(seq)) is not None and manifest.parent == parent:
+            lacks = stored.first_missing_part(manifest) or stored.table_difference(manifest)
             if lacks is not None:
                 incomplete.append(LostSnapshot(seq=seq, id=manifest.id, created=manifest.created, lacks=lacks))
                 return
@@ -165,15 +165,15 @@ class HistoryReconciler:
                 first = max(first, target.retained_from or 0)
             begin, child = target.seq, target
             while begin > first:
-                manifest = stored.own(begin - 1)
-                if manifest is None or manifest.id != child.parent or stored.lacks(manifest) is not None:
+                manifest = stored.readable_manifest(begin - 1)
+                if manifest is None or manifest.id != child.parent or stored.first_missing_part(manifest) is not None:
                     break
                 begin, child = begin - 1, manifest
             plan.keep_from = begin
             if begin > first:
                 losses.history_below = begin
         kept_numbers = range(0) if target is None else range(plan.keep_from or 0, target.seq + 1)
-        losses.refs = [pin.name for pin in state.pins if pin.seq not in kept_numbers]
+        losses.refs = [ref.name for ref in state.refs if ref.seq not in kept_numbers]
 
     def _plan_journal(self, plan: HistoryPlan, stored: StoredSnapshots) -> None:
         target, report = plan.target, plan.report
@@ -191,7 +191,7 @@ class HistoryReconciler:
                 report.lost.commits = reconcile.lost_commits(connection, plan.dataset, flushed, report.again)
                 report.lost.batches = missing
             for one in report.lost.snapshots:
-                manifest = stored.own(one.seq)
+                manifest = stored.readable_manifest(one.seq)
                 if manifest is not None and manifest.id == one.id:
                     known = {batch.id for batch in (*report.again, *report.lost.batches)}
                     unknown_batches = reconcile.unknown(connection, plan.dataset, manifest.batches)
@@ -205,7 +205,7 @@ class HistoryReconciler:
         if plan.target is None:
             return 0
         highest, seq, begin = 0, plan.target.seq, plan.keep_from or plan.target.seq
-        while not highest and seq >= begin and (manifest := stored.own(seq)) is not None:
+        while not highest and seq >= begin and (manifest := stored.readable_manifest(seq)) is not None:
             highest = max((batch.commit for batch in manifest.batches), default=0)
             seq -= 1
         return highest or reconcile.last_commit(plan.target)
@@ -251,7 +251,7 @@ class HistoryReconciler:
         """Return the last number to take and the report of an earlier attempt that did not finish, or None."""
         try:
             note = orjson.loads(self._store.get(dataset.layout.snapshot_note))
-        except Missing:
+        except ObjectMissing:
             return None
         return int(note["through"]), Reconciled.model_validate(note["told"])
 

@@ -27,7 +27,7 @@ from tarn.lake import leases
 from tarn.model.datasets.recovery import BackupManifest
 from tarn.storage.backup_store import BackupObject, BackupStore, DamagedBackup
 from tarn.storage.layout import Layout
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 log = structlog.get_logger(__name__)
 
@@ -108,7 +108,7 @@ class Restore:
     def _is_begun(self) -> bool:
         try:
             note = orjson.loads(self._store.get(Layout.restoring))
-        except (Missing, ValueError):
+        except (ObjectMissing, ValueError):
             return False
         if note.get("backup") != self._backup.id:
             raise StartRefused(

@@ -21,7 +21,7 @@ from tarn.errors import StartRefused
 from tarn.model.datasets.recovery import BackupManifest, DumpedTable
 from tarn.model.ids import now, stamp
 from tarn.storage.layout import Layout
-from tarn.storage.store import Entry, Missing, Store
+from tarn.storage.store import Entry, ObjectMissing, Store
 
 OBJECTS, BACKUPS = "objects", "backups"
 
@@ -74,7 +74,7 @@ class BackupStore:
         path = f"{BACKUPS}/{backup}/backup.json"
         try:
             return BackupManifest.model_validate_json(self.store.get(path))
-        except Missing:
+        except ObjectMissing:
             known = self.finished()
             existing = f"; there are {', '.join(known)}" if known else "; there is none"
             raise DamagedBackup(f"{self.store.connection.uri} has no backup {backup!r}{existing}") from None
@@ -138,7 +138,7 @@ class BackupStore:
                 digest.update(chunk)
                 *complete, left = (left + unpacking.decompress(chunk)).split(b"\n")
                 yield from complete
-        except Missing:
+        except ObjectMissing:
             raise DamagedBackup(f"the backup lacks {path}") from None
         except zstandard.ZstdError:
             raise DamagedBackup(f"{path} cannot be unpacked: it is damaged") from None

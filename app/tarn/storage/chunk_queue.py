@@ -9,7 +9,7 @@ AHEAD = 4
 """Maximum number of chunks in the queue."""
 
 
-class Abandoned(Exception):
+class SourceAborted(Exception):
     """The source failed: the upload must be aborted and not become an object."""
 
 
@@ -17,17 +17,17 @@ def pump(chunks: Iterable[bytes], send: Callable[[Iterator[bytes]], object]) -> 
     """Read `chunks` in this thread while `send` consumes them in another; return the number of bytes.
 
     obstore reads an iterator inside its event loop, where any other obstore call panics, and a source may itself be
-    such a call. If the source raises, `send` gets Abandoned from its iterator, and the source's error is raised once
-    `send` has returned; if `send` raises, the source is read no further.
+    such a call. If the source raises, `send` gets SourceAborted from its iterator, and the source's error is raised
+    once `send` has returned; if `send` raises, the source is read no further.
     """
     queued: Queue[bytes | None] = Queue(AHEAD)
-    abandoned, ended = Event(), Event()
+    is_aborted, ended = Event(), Event()
 
     def received() -> Iterator[bytes]:
         while (chunk := queued.get()) is not None:
             yield chunk
-        if abandoned.is_set():
-            raise Abandoned
+        if is_aborted.is_set():
+            raise SourceAborted
 
     def sending() -> None:
         try:
@@ -48,7 +48,7 @@ def pump(chunks: Iterable[bytes], send: Callable[[Iterator[bytes]], object]) -> 
                 queued.put(chunk)
                 size += len(chunk)
         except BaseException:
-            abandoned.set()
+            is_aborted.set()
             raise
         finally:
             queued.put(None)

@@ -22,7 +22,7 @@ FULL_TEXT = re.compile(rf"os error ({FULL_CODES})\b|InsufficientStorage|StorageF
 NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|bucket does not exist")
 
 
-class Missing(KeyError):
+class ObjectMissing(KeyError):
     """There is no object at this path. Internal: it is never an API error."""
 
     def __init__(self, path: str) -> None:
@@ -32,14 +32,14 @@ class Missing(KeyError):
 
 @contextmanager
 def translated(path: str, connection: Connection, target: str | None = None) -> Iterator[None]:
-    """Translate errors of obstore and the disk into Missing (of `path`), PathExists (of `target`, or else of `path`),
-    StorageFull or Unavailable. The cause is chained, with secrets removed from its text."""
+    """Translate errors of obstore and the disk into ObjectMissing (of `path`), PathExists (of `target`, or else of
+    `path`), StorageFull or Unavailable. The cause is chained, with secrets removed from its text."""
     try:
         yield
     except FileNotFoundError as error:
         if NO_BUCKET.search(str(error)):
             raise Unavailable("the bucket or container of the lake does not exist") from None
-        raise Missing(path) from None
+        raise ObjectMissing(path) from None
     except (AlreadyExistsError, PreconditionError) as error:
         raise PathExists(f"{target or path} exists") from _redacted(error, connection)
     except (BaseError, OSError) as error:
@@ -48,7 +48,7 @@ def translated(path: str, connection: Connection, target: str | None = None) -> 
 
 def _unanswered(error: Exception) -> TarnError:
     if (isinstance(error, OSError) and error.errno in FULL) or FULL_TEXT.search(str(error)):
-        return StorageFull("the store has no room left")
+        return StorageFull("the store has no space left")
     if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
         return Unavailable("the object store denies access: the operator must check credentials and permissions")
     return Unavailable("the object store does not respond")

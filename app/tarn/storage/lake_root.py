@@ -9,7 +9,7 @@ import orjson
 from tarn.errors import PathExists, StartRefused, UnsupportedStore
 from tarn.model.ids import new_id, now
 from tarn.storage.layout import Layout
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 MAGIC = "tarn-lake"
 VERSION = 1
@@ -66,7 +66,7 @@ def probe_put_if_absent(store: Store) -> None:
 def _read(store: Store) -> Lake | None:
     try:
         text = store.get(Layout.lake)
-    except Missing:
+    except ObjectMissing:
         return None
     try:
         document = orjson.loads(text)

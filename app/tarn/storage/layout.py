@@ -141,7 +141,7 @@ class DatasetLayout:
 
     @property
     def snapshot_head(self) -> str:
-        """The file that names the newest manifest, as a hint for readers without SQL."""
+        """The mirror that names the newest manifest, for readers without SQL."""
         return f"{self.snapshots}/HEAD"
 
     @property

@@ -5,7 +5,7 @@ Guarantees on every store:
 - once a write has returned, it survives a power cut (on a local disk: file and folders are fsynced);
 - of concurrent `put_new` or `copy_new` calls for a path exactly one succeeds.
 
-Raises `Missing` for an object that does not exist, and of `tarn.errors`: PathExists, StorageFull, Unavailable.
+Raises `ObjectMissing` for an object that does not exist, and of `tarn.errors`: PathExists, StorageFull, Unavailable.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,12 +20,12 @@ from tarn.errors import PathExists
 from tarn.storage.chunk_queue import pump
 from tarn.storage.connection import Connection
 from tarn.storage.disk import Disk
-from tarn.storage.error_mapping import Missing, translated
+from tarn.storage.error_mapping import ObjectMissing, translated
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
 
-__all__ = ["Entry", "Missing", "Store"]
+__all__ = ["Entry", "ObjectMissing", "Store"]
 
 CHUNK = 4 << 20
 PART = 8 << 20
@@ -107,7 +107,7 @@ class Store:
         try:
             with translated(path, self.connection):
                 return Entry.of(self._objects.head(path))
-        except Missing:
+        except ObjectMissing:
             return None
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[Entry]:

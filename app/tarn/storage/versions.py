@@ -9,7 +9,7 @@ from tarn.model.datasets.dataset import Version
 from tarn.model.ids import parse_stamp
 from tarn.model.names import FileName
 from tarn.storage.layout import Versions
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 
 def replace(
@@ -25,7 +25,7 @@ def replace(
     The former content is kept first, then the new one is put: a crash between the two leaves the document unchanged,
     with one more version of equal content. `check` is called right before the put, which an exception prevents.
     """
-    with suppress(Missing):
+    with suppress(ObjectMissing):
         former = store.get(path)
         if former == data:
             return False
@@ -40,7 +40,7 @@ def replace_with(store: Store, path: str, versions: Versions, source: str, momen
 
     No bytes pass through memory. A crash leaves either the former or the new document.
     """
-    with suppress(Missing):
+    with suppress(ObjectMissing):
         _keep(path, versions, moment, lambda place: store.copy_new(path, place))
     store.copy(source, path)
 
@@ -50,14 +50,14 @@ def replace_stream(store: Store, path: str, versions: Versions, chunks: Iterable
 
     If `chunks` raises or the process crashes, the document is unchanged.
     """
-    with suppress(Missing):
+    with suppress(ObjectMissing):
         _keep(path, versions, moment, lambda place: store.copy_new(path, place))
     return store.put_stream(path, chunks)
 
 
 def retire(store: Store, path: str, versions: Versions, moment: datetime) -> None:
     """Delete a document; its content is kept as a version."""
-    with suppress(Missing):
+    with suppress(ObjectMissing):
         _keep(path, versions, moment, lambda place: store.copy_new(path, place))
     store.delete([path])
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
+from enum import Enum, auto
 from itertools import islice
 from typing import Any
 
@@ -48,12 +49,27 @@ SLICE_SECONDS = 5.0
 SLOW = 1.0
 """Seconds for one event from which on a receiver counts as slow."""
 
+MIN_INTERVAL = 0.02
+"""Minimum seconds between two queries for due webhooks."""
+
+RETRY_SECONDS = 0.5
+"""Seconds after which a query that failed is repeated."""
+
 BASE, CAP = 2.0, 1800.0
 """Seconds of back-off: the first and the last upper bound. The delay is drawn from the upper half of each bound."""
 
 
 class DeliveryFailed(Exception):
     """The receiver did not accept an event."""
+
+
+class Sent(Enum):
+    """What was sent of a stream's events."""
+
+    EVERYTHING = auto()
+    MORE_TO_SEND = auto()
+    FAILED = auto()
+    """The receiver did not accept an event, or another worker has the webhook now."""
 
 
 class Deliveries:
@@ -77,14 +93,14 @@ class Deliveries:
         with ExitStack() as stack:
             pools = [stack.enter_context(ThreadPoolExecutor(THREADS, name)) for name in ("webhooks", "slow webhooks")]
             while not stop.is_set():
-                waiter.wait(self._settings.worker_poll)
                 self._busy = {tenant: delivery for tenant, delivery in self._busy.items() if not delivery.done()}
                 for tenant, failing in self._due():
                     if tenant not in self._busy:
                         pool = pools[failing or tenant in self._slow]
-                        delivery = self._busy[tenant] = pool.submit(self._guarded, tenant, stop)
-                        # After its time slice, the webhook may have more events to send.
-                        delivery.add_done_callback(lambda _: waiter.wake())
+                        self._busy[tenant] = pool.submit(self._guarded, tenant, stop, waiter)
+                # Every event wakes this loop: many in a short time are one reason to look for due webhooks.
+                stop.wait(MIN_INTERVAL)
+                waiter.wait(self._seconds_until_due())
             for pool in pools:
                 pool.shutdown(cancel_futures=True)
 
@@ -101,46 +117,63 @@ class Deliveries:
             log.warning("cannot query due webhook deliveries", problem=error.slug)
             return []
 
-    def _guarded(self, tenant: TenantName, stop: threading.Event) -> None:
+    def _seconds_until_due(self) -> float:
+        """Return for how long to wait without a notification: until a failed delivery is tried again."""
         try:
-            self.serve(tenant, stop)
+            with self._database.read() as connection:
+                return min(self._settings.worker_poll, webhooks.seconds_until_due(connection))
+        except Exception as error:  # noqa: BLE001 - if this thread ended, nothing would be delivered
+            log.warning("cannot query when a webhook delivery is due", error=f"{type(error).__name__}: {error}"[:300])
+            return min(self._settings.worker_poll, RETRY_SECONDS)
+
+    def _guarded(self, tenant: TenantName, stop: threading.Event, waiter: Waiter) -> None:
+        try:
+            if self.serve(tenant, stop):
+                waiter.wake()
         except TarnError as error:
             log.warning("webhook deliveries are delayed", tenant=tenant, problem=error.slug)
         except Exception:  # the lease expires, and the next time slice continues at the same event
             log.exception("a webhook delivery failed unexpectedly", tenant=tenant)
 
-    def serve(self, tenant: TenantName, stop: threading.Event) -> None:
-        """Serve one webhook for one time slice. Raises Unavailable while the database does not answer."""
+    def serve(self, tenant: TenantName, stop: threading.Event) -> bool:
+        """Serve one webhook for one time slice. Returns whether it may have more events to send now.
+
+        Raises Unavailable while the database does not answer.
+        """
         with self._database.write() as connection:
             hook = webhooks.take(connection, tenant, self._worker, self._lease)
         if hook is None:
-            return
+            return False
         with self._database.read() as connection:
             streams = webhooks.behind(connection, tenant)
         end = time.monotonic() + SLICE_SECONDS
+        has_more = False
         for at in streams:
-            if stop.is_set() or not self._send_all(hook, at, lambda: stop.is_set() or time.monotonic() >= end):
+            sent = self._send_all(hook, at, lambda: stop.is_set() or time.monotonic() >= end)
+            has_more |= sent is Sent.MORE_TO_SEND
+            if sent is Sent.FAILED or stop.is_set() or time.monotonic() >= end:
                 break
         with self._database.write() as connection:
             webhooks.release(connection, hook, self._worker)
+        return has_more
 
-    def _send_all(self, hook: Row[Any], at: StreamCursor, is_over: Callable[[], bool]) -> bool:
-        """Send some events of a stream. Returns False if the time slice is over."""
+    def _send_all(self, hook: Row[Any], at: StreamCursor, is_over: Callable[[], bool]) -> Sent:
+        """Send some events of a stream, at least one."""
         for _ in range(SLICE_EVENTS):
             with self._database.read() as connection:
                 event, through = webhooks.next_of(connection, hook, at)
             if through == at.number:
-                return True
+                return Sent.EVERYTHING
             if event is None:
                 with self._database.write() as connection:
                     if not webhooks.passed(connection, hook, self._worker, at.stream, through, self._lease):
-                        return False
+                        return Sent.FAILED
             elif not self._deliver(hook, event):
-                return False
+                return Sent.FAILED
             at = StreamCursor(at.stream, through)
             if is_over():
-                return False
-        return True
+                break
+        return Sent.MORE_TO_SEND
 
     def _deliver(self, hook: Row[Any], event: OutboxEvent) -> bool:
         """Send one event and record the outcome. Returns False if it failed, or another worker took the webhook."""
@@ -151,7 +184,13 @@ class Deliveries:
             problem = str(failure)
             with self._database.write() as connection:
                 next_try = webhooks.failed(connection, hook, self._worker, problem, self._delay)
-            log.warning("event not delivered", tenant=hook.tenant, id=event_id(event), again=next_try, why=problem)
+            log.warning(
+                "webhook delivery failed",
+                tenant=hook.tenant,
+                event_id=event_id(event),
+                retry_at=next_try,
+                reason=problem,
+            )
             return False
         finally:
             slow = time.monotonic() - start > SLOW

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import structlog
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
@@ -24,9 +24,9 @@ from tarn.model.ids import now
 from tarn.model.names import DatasetName
 from tarn.model.work.round_robin import round_robin
 from tarn.pipeline.executor_timeout import NoExecutor
-from tarn.pipeline.jobs.flush import Flush, Kernels
+from tarn.pipeline.jobs.flush import Flush, TaskRunner
 from tarn.pipeline.session import Sessions
-from tarn.pipeline.spark_runner import SparkKernels
+from tarn.pipeline.spark_runner import SparkTaskRunner
 from tarn.pipeline.tasks.journal_slice import Journal
 from tarn.pipeline.tasks.kernel import Kernel
 from tarn.query.engine.active_reads import ActiveReads
@@ -48,7 +48,7 @@ class SparkFlusher:
         store: Store,
         owner: str,
         reached: StepCallback = lambda _: None,
-        kernels: Callable[[], Kernels] | None = None,
+        kernels: Callable[[], TaskRunner] | None = None,
         watch: Telemetry | None = None,
     ) -> None:
         self._watch = watch or Telemetry()
@@ -83,7 +83,7 @@ class SparkFlusher:
 
     def seconds_until_due(self) -> float:
         with self._database.read() as connection:
-            oldest = connection.execute(
+            oldest: datetime | None = connection.execute(
                 select(func.min(journal_head.c.oldest))
                 .join(datasets, datasets.c.id == journal_head.c.dataset_id)
                 .where(datasets.c.state == ACTIVE, journal_head.c.rows > 0)
@@ -147,7 +147,12 @@ class SparkFlusher:
             raise Unavailable("Spark was started again meanwhile", retry_after=5) from error
 
     def warm_up(self) -> None:
-        """Start Spark and its Python processes, so that the first job does not have to."""
+        """Start Spark and its Python processes, so that the first job does not have to.
+
+        Only where they are not taken from other users of a cluster.
+        """
+        if not self._settings.spark_master.startswith("local"):
+            return
         with self.translated_errors():
             self._on_spark().warm_up()
 
@@ -172,8 +177,8 @@ class SparkFlusher:
     def close(self) -> None:
         self._sessions.close()
 
-    def _on_spark(self) -> SparkKernels:
-        return SparkKernels(self._sessions.current(), self._kernel, self._settings.executor_timeout)
+    def _on_spark(self) -> SparkTaskRunner:
+        return SparkTaskRunner(self._sessions.current(), self._kernel, self._settings.executor_timeout)
 
 
 def _active_datasets() -> Select[tuple[str, str]]:

@@ -31,7 +31,7 @@ from tarn.datasets import registry
 from tarn.datasets.registry import Dataset, JobHeartbeat
 from tarn.db import jobs, outbox, worker_heartbeats
 from tarn.db.engine import Database
-from tarn.db.notifications import EVENTS, JOURNAL, Waiter
+from tarn.db.notifications import ACCESS, EVENTS, JOURNAL, Waiter
 from tarn.errors import Internal, Locked, TarnError
 from tarn.journal.dataset_removal import remove_journal
 from tarn.journal.expiry import sweep
@@ -48,7 +48,7 @@ from tarn.telemetry import Telemetry
 from tarn.worker.deliveries import Deliveries
 from tarn.worker.flush_rounds import FlushRounds
 from tarn.worker.maintenance_schedule import MaintenanceSchedule
-from tarn.worker.queue import Consumer
+from tarn.worker.queue_consumer import QueueConsumer
 from tarn.worker.run_records import record_run
 
 log = structlog.get_logger(__name__)
@@ -66,6 +66,12 @@ CANCEL_POLL = 0.5
 
 SWEEP_EVERY = 30.0
 """Seconds between two sweeps of expired rows in the journal, jobs, queue, events and audit log."""
+
+RETRY_SECONDS = 0.5
+"""Seconds after which a query for work that failed is repeated."""
+
+QUEUE_INTERVAL = 0.02
+"""Minimum seconds between two queries for queue items."""
 
 ENDS_OF_JOBS = (EventKind.JOB_DONE, EventKind.JOB_FAILED, EventKind.JOB_CANCELLED)
 
@@ -92,7 +98,7 @@ class Worker:
         store: Store,
         flusher: Flusher | None = None,
         maintainer: Maintainer | None = None,
-        consumer: Consumer | None = None,
+        consumer: QueueConsumer | None = None,
         watch: Telemetry | None = None,
     ) -> None:
         self._watch = watch or Telemetry()
@@ -129,8 +135,7 @@ class Worker:
         """Request the worker to stop: it requeues its jobs at their next step."""
         self._stopped = time.monotonic()
         self._stop.set()
-        for waiter in self._waiters:
-            waiter.wake()
+        self._wake_all()
 
     def run(self) -> None:
         """Work until `stop` is called. Waits for a database that does not answer."""
@@ -184,18 +189,35 @@ class Worker:
         with self._database.notifications.subscribed(topics, waiter.wake):
             yield waiter
 
-    def _seconds_until_flush(self) -> float:
-        """Return for how long the flush loop may wait without a notification."""
-        until_due = math.inf if self._rounds is None else self._rounds.seconds_until_due()
-        return min(until_due, self._seconds_until_job())
-
-    def _seconds_until_job(self) -> float:
-        """Return for how long a job thread may wait without a notification: until a postponed job may be claimed."""
+    def _seconds_until(self, query: Callable[[Connection], float]) -> float:
+        """Return for how long to wait without a notification: at most until the time that a query returns."""
         try:
             with self._database.read() as connection:
-                return min(self._settings.worker_poll, jobs.seconds_until_retry(connection))
-        except TarnError:
-            return self._settings.worker_poll
+                return min(self._settings.worker_poll, query(connection))
+        except Exception as error:  # noqa: BLE001 - if this thread ended, its work would not be done
+            log.warning("cannot query when work is due", error=f"{type(error).__name__}: {error}"[:300])
+            return min(self._settings.worker_poll, RETRY_SECONDS)
+
+    def _seconds_until_flush(self) -> float:
+        until_due = math.inf if self._rounds is None else self._rounds.seconds_until_due()
+        return min(until_due, self._seconds_until(jobs.seconds_until_retry))
+
+    def _seconds_until_job(self) -> float:
+        seconds = self._seconds_until(jobs.seconds_until_retry)
+        if self._maintenance is None:
+            return seconds
+        next_check = self._maintenance_checked + self._settings.maintenance_interval
+        return max(0.0, min(seconds, next_check - time.monotonic()))
+
+    def _wake_later(self) -> None:
+        """Wake all threads soon: a query failed, and the notification that led to it will not come again."""
+        timer = threading.Timer(RETRY_SECONDS, self._wake_all)
+        timer.daemon = True
+        timer.start()
+
+    def _wake_all(self) -> None:
+        for waiter in self._waiters:
+            waiter.wake()
 
     def _run_jobs(self) -> None:
         # A job that ends may free its dataset or its tenant's slot for another one.
@@ -227,20 +249,24 @@ class Worker:
                 except Exception:  # the items stay in the queues until the next poll
                     log.exception("queue items could not be processed")
                     worked = 0
+                    self._wake_later()
                 if not worked:
-                    waiter.wait(self._settings.worker_poll)
+                    # Each item is several events: many in a short time are one reason to look for items.
+                    self._stop.wait(QUEUE_INTERVAL)
+                    waiter.wait(self._seconds_until(queue.seconds_until_due))
 
     def _warm_up(self, flusher: Flusher) -> None:
         start = time.monotonic()
         try:
             flusher.warm_up()
         except Exception as error:  # noqa: BLE001 - the first job tries again, and fails with the reason
-            log.warning("Spark could not be started in advance", error=f"{type(error).__name__}: {error}"[:500])
+            if not self._stop.is_set():
+                log.warning("Spark could not be started in advance", error=f"{type(error).__name__}: {error}"[:500])
         else:
             log.info("Spark is ready", seconds=round(time.monotonic() - start, 1))
 
     def _run_deliveries(self) -> None:
-        with self._woken_by(EVENTS) as waiter:
+        with self._woken_by(EVENTS, ACCESS) as waiter:
             self._deliveries.run(self._stop, waiter)
 
     def step(self) -> bool:
@@ -253,6 +279,7 @@ class Worker:
                 self._other = (*self._other, job)
         except TarnError as error:
             log.warning("cannot claim a job", problem=error.slug)
+            self._wake_later()
             return False
         start = time.perf_counter()
         try:
@@ -290,6 +317,7 @@ class Worker:
                     claimed = jobs.claim_all(connection, self.id, Operation.FLUSH, silent_after)
         except TarnError as error:
             log.warning("cannot claim flush jobs", problem=error.slug)
+            self._wake_later()
             return False
         self._jobs = tuple(claimed)
         try:
@@ -457,11 +485,11 @@ class Worker:
                 "job waits for a lease that another holder has",
                 job=job.id,
                 attempt=job.attempts,
-                again=retry_at,
-                why=problem_error.detail,
+                retry_at=retry_at,
+                reason=problem_error.detail,
             )
         else:
-            log.error("job failed", job=job.id, attempt=job.attempts, again=retry_at, exc_info=error)
+            log.error("job failed", job=job.id, attempt=job.attempts, retry_at=retry_at, exc_info=error)
         problem = problem_error.problem(instance=f"/v1/jobs/{job.id}").model_dump(mode="json")
         self._settle("failed", job, lambda connection: jobs.fail(connection, job.id, self.id, problem, retry_at))
 

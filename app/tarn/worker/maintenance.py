@@ -37,7 +37,7 @@ from tarn.model.work.job import (
 from tarn.pipeline.jobs.compact import Compact
 from tarn.pipeline.jobs.crawl import Crawl
 from tarn.pipeline.jobs.export import Exports
-from tarn.pipeline.jobs.flush import Flush, Kernels
+from tarn.pipeline.jobs.flush import Flush, TaskRunner
 from tarn.pipeline.jobs.mapping import Mappings
 from tarn.pipeline.jobs.optimize import Optimize
 from tarn.pipeline.jobs.purge import Purge
@@ -59,7 +59,7 @@ class Maintenance:
         settings: Settings,
         database: Database,
         store: Store,
-        kernels: Callable[[], Kernels],
+        task_runner: Callable[[], TaskRunner],
         reached: StepCallback,
         translated_errors: Callable[[], AbstractContextManager[None]],
         running: ActiveReads,
@@ -68,7 +68,7 @@ class Maintenance:
         self._settings = settings
         self._database = database
         self._store = store
-        self._kernels = kernels
+        self._task_runner = task_runner
         self._reached = reached
         self._translated_errors = translated_errors
         self._running = running
@@ -84,14 +84,14 @@ class Maintenance:
 
     def _build_jobs(self) -> dict[Operation, Callable[[Job, Dataset, Report], BaseModel]]:
         settings, database, store = self._settings, self._database, self._store
-        kernels, reached, watch = self._kernels, self._reached, self._watch
+        task_runner, reached, watch = self._task_runner, self._reached, self._watch
         publisher = SnapshotPublisher(database, store, settings, new_id(), reached, watch)
-        rewriting = Rewriter(database, store, publisher, kernels, reached)
+        rewriting = Rewriter(database, store, publisher, task_runner, reached)
         vacuum = Vacuum(database, store, settings, publisher, reached)
-        flush = Flush(database, store, publisher, kernels, reached, watch)
-        exports = Exports(settings, database, store, flush, kernels, self._running, reached)
-        crawl = Crawl(settings, database, store, kernels, reached)
-        mappings = Mappings(settings, database, store, kernels, reached)
+        flush = Flush(database, store, publisher, task_runner, reached, watch)
+        exports = Exports(settings, database, store, flush, task_runner, self._running, reached)
+        crawl = Crawl(settings, database, store, task_runner, reached)
+        mappings = Mappings(settings, database, store, task_runner, reached)
         return {
             Operation.COMPACT: _typed(CompactOptions, Compact(rewriting).run),
             Operation.OPTIMIZE: _typed(OptimizeOptions, Optimize(rewriting).run),

@@ -36,18 +36,17 @@ from tarn.storage.store import Store
 
 log = structlog.get_logger(__name__)
 
-KINDS = (Operation.COMPACT, Operation.OPTIMIZE, Operation.VACUUM)
+AUTOMATIC_OPERATIONS = (Operation.COMPACT, Operation.OPTIMIZE, Operation.VACUUM)
 EXPORTING = (Operation.EXPORT, Operation.MAKE)
 
-GAIN = 0.25
-"""Loose rows (those that folding would touch) per settled row of a range from which on it is compacted automatically.
-"""
+MIN_UNMERGED_SHARE = 0.25
+"""Minimum number of unmerged rows per base row of a range that is compacted automatically."""
 
 MANY_FILES = 16
 """Small files of one partition from which on they are merged automatically."""
 
-WORTH_A_JOB = 5_000
-"""Loose rows from which on compaction is worth a job, independent of everything else."""
+MIN_UNMERGED_ROWS = 5_000
+"""Unmerged rows from which on a compaction is enqueued, independent of everything else."""
 
 PAST = 10
 """Snapshots past their retention from which on a vacuum is enqueued."""
@@ -84,7 +83,7 @@ class MaintenanceSchedule:
             try:
                 config, _ = registry.read(self._store, dataset)
                 due = self._due(dataset, config, seq)
-                enqueued = due is None or self._enqueue(dataset, due, KINDS)
+                enqueued = due is None or self._enqueue(dataset, due, AUTOMATIC_OPERATIONS)
                 count += due is not None
                 due_exports = Due.NOT if seq is None else self._exports_due(dataset, config)
                 if due_exports is Due.NOW:
@@ -164,19 +163,21 @@ class MaintenanceSchedule:
             if jobs.has_open(connection, dataset.id, kinds):
                 return False
             job = jobs.enqueue(connection, operation, dataset.id, LAKEHOUSE, "upkeep")
-        log.info("maintenance is due", dataset=dataset.name, operation=operation, job=job.id)
+        log.info("maintenance job enqueued", dataset=dataset.name, operation=operation, job=job.id)
         return True
 
 
 def is_worth_compacting(snapshot: Snapshot) -> bool:
-    """Return whether the loose rows are a large share of a range, or the kept inserts a large share of all rows, and
-    enough in total to be worth a job."""
-    worthwhile = [load for load in range_loads(snapshot) if load.loose and load.gain >= GAIN]
+    """Return whether the unmerged rows are a large share of a range, or the kept inserts a large share of all rows,
+    and enough in total to be worth a job."""
+    worthwhile = [
+        load for load in range_loads(snapshot) if load.unmerged_rows and load.unmerged_share >= MIN_UNMERGED_SHARE
+    ]
     files = len(snapshot.statements.files) + len(snapshot.translog.files)
-    loose = sum(load.loose for load in worthwhile)
-    if have_many_inserts(snapshot, GAIN):
-        loose += sum(file.rows for file in inserts_of(snapshot))
-    return loose >= WORTH_A_JOB or (bool(worthwhile) and files >= 4 * MANY_FILES)
+    unmerged_rows = sum(load.unmerged_rows for load in worthwhile)
+    if have_many_inserts(snapshot, MIN_UNMERGED_SHARE):
+        unmerged_rows += sum(file.rows for file in inserts_of(snapshot))
+    return unmerged_rows >= MIN_UNMERGED_ROWS or (bool(worthwhile) and files >= 4 * MANY_FILES)
 
 
 def has_many_small_files(snapshot: Snapshot, config: DatasetConfig) -> bool:

@@ -236,5 +236,5 @@ executor.yaml: |
 {{- $apis := add1 (.Values.api.autoscaling.enabled | ternary .Values.api.autoscaling.max .Values.api.replicas) }}
 {{- $workers := add .Values.worker.replicas (divf .Values.worker.replicas 4 | ceil) }}
 {{- $tasks := include "tarn.sparkTasks" . | default "0" | int }}
-{{- add (mul $apis (add (mul 2 $pool) 16)) (mul $workers (add (mul 2 $pool) (mul 4 $tasks))) 1 }}
+{{- add (mul $apis (add (mul 2 $pool) 17)) (mul $workers (add (mul 2 $pool) 1 (mul 4 $tasks))) 1 }}
 {{- end }}

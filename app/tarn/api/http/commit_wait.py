@@ -11,9 +11,9 @@ from tarn.api.http.problems import Responses
 from tarn.api.http.route_access import Caller
 from tarn.api.http.services.container import Services
 from tarn.datasets.registry import Dataset
-from tarn.db.notifications import stream_topic
+from tarn.db.notifications import job_topic, snapshot_topic
 from tarn.errors import Unavailable
-from tarn.lake.snapshots import Named
+from tarn.lake.snapshots import SnapshotKey
 from tarn.model.work.job import JobState
 
 Commit = Literal["auto", "wait_for", "force"]
@@ -48,7 +48,7 @@ def accepted_response(model: type[BaseModel]) -> Responses:
 class Waited(NamedTuple):
     """The result of a wait: the snapshot, or None, and the HTTP status."""
 
-    snapshot: Named | None
+    snapshot: SnapshotKey | None
     status: int
 
     @property
@@ -75,7 +75,7 @@ async def wait_for_snapshot(
             has_failed = job is not None and services.jobs.get(job.id).state in (JobState.FAILED, JobState.CANCELLED)
             return Waited(None, 202) if has_failed else None
 
-        topics = [stream_topic(dataset.id)]
+        topics = [snapshot_topic(dataset.id), *([] if job is None else [job_topic(job.id)])]
         waited = await wait_until(services, services.settings.commit_wait, topics, lambda: run_in_threadpool(check))
         return waited or Waited(None, 202)
     return Waited(snapshot, 200)

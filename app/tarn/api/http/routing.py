@@ -100,7 +100,7 @@ class GuardedRoute(APIRoute):
             if not access.identified:
                 return await handle(request)
             async with request_slot() as is_shared:
-                services_of(request).reader.share(is_shared)
+                services_of(request).reader.set_cpus_shared(is_shared)
                 if takes_body:
                     await _check_body(request, needs_body)
                 if answers_once:

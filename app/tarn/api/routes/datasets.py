@@ -24,20 +24,13 @@ from tarn.errors import (
     VersionNotFound,
 )
 from tarn.lake import catalog
-from tarn.model.datasets.dataset import (
-    Catalog,
-    CatalogMetadata,
-    DatasetChange,
-    DatasetConfig,
-    NewDataset,
-    Version,
-    matches_none_match,
-)
+from tarn.model.datasets.dataset import Catalog, CatalogMetadata, DatasetChange, DatasetConfig, NewDataset, Version
+from tarn.model.entity_tags import matches_none_match
 from tarn.model.names import FileName
 from tarn.model.tenant import Level
 from tarn.model.work.job import Job
 from tarn.storage import versions
-from tarn.storage.store import Missing
+from tarn.storage.store import ObjectMissing
 
 catalog_routes = router("/v1/catalog", "catalog")
 routes = router("/v1/datasets", "datasets")
@@ -175,7 +168,7 @@ async def get_version(
     path = versions.version_path(dataset.layout.versions, timestamp, name)
     try:
         return await file_response(services.store, request, path, "application/octet-stream", name)
-    except Missing:
+    except ObjectMissing:
         raise VersionNotFound(f"there is no version {timestamp} of {name}") from None
 
 

@@ -55,9 +55,9 @@ async def stream_diff(
     _check(read_request)
 
     def begin(reading: Reading) -> Chunks:
-        states = diff.between(reading, dataset, former, latter)
-        pieces = _pieces(diff.differences(reading.duck, reading.store, states))
-        return Chunks(states.latter.snapshot_id, pieces, of_entities=True)
+        pair = diff.resolve_pair(reading, dataset, former, latter)
+        pieces = _pieces(diff.differences(reading.duck, reading.store, pair))
+        return Chunks(pair.latter.snapshot_id, pieces, of_entities=True)
 
     return await stream_response(read_request, [dataset], NDJSON, end, begin)
 
@@ -71,10 +71,10 @@ async def diff_snapshots(
     after = None if page.after is None else _place(page.after)
 
     def read(reading: Reading) -> list[Difference]:
-        states = diff.between(reading, dataset, former, latter)
+        pair = diff.resolve_pair(reading, dataset, former, latter)
         return [
             change
-            for batch in diff.differences(reading.duck, reading.store, states, after, page.fetch)
+            for batch in diff.differences(reading.duck, reading.store, pair, after, page.fetch)
             for change in batch
         ]
 

@@ -17,9 +17,9 @@ from tarn.api.http.streaming.file_responses import SENT, file_response
 from tarn.datasets.registry import Dataset
 from tarn.errors import DocumentInvalid, ExportMissing, RangeNotSatisfiable
 from tarn.lake import export_deltas as deltas
-from tarn.model.datasets.dataset import etag, matches_none_match
 from tarn.model.datasets.export import DELTA_INDEX, Export, ExportKind, ExportRecord, Freshness, media_type
-from tarn.storage.store import Missing
+from tarn.model.entity_tags import etag, matches_none_match
+from tarn.storage.store import ObjectMissing
 
 routes = router("/v1/datasets/{dataset}", "exports")
 
@@ -162,7 +162,7 @@ async def _sent(services: Services, dataset: Dataset, name: str, request: Reques
             return await file_response(
                 services.store, request, dataset.layout.export(kind, name), media_type(kind, name), name
             )
-    except Missing:
+    except ObjectMissing:
         pass
     raise _missing(dataset, name, records.values())
 
@@ -193,7 +193,7 @@ async def _sent_delta(services: Services, dataset: Dataset, name: str, request: 
         return await file_response(
             services.store, request, dataset.layout.export_delta(name), media_type(ExportKind.DELTA, name), name
         )
-    except Missing:
+    except ObjectMissing:
         raise ExportMissing(
             f"there is no delta {name!r} of {dataset.name!r}; delta.json lists the existing ones"
         ) from None

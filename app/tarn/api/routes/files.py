@@ -44,16 +44,16 @@ from tarn.errors import (
 )
 from tarn.journal.batches import Batch
 from tarn.journal.parsing.event_buffer import Events
-from tarn.model.datasets.dataset import matches_none_match
-from tarn.model.datasets.metadata import Metadata
+from tarn.model.entity_tags import matches_none_match
 from tarn.model.file import ArchiveFile, NewFile, RemoteFile
 from tarn.model.ftm.entity import Exploder
 from tarn.model.ftm.omissions import Omissions
 from tarn.model.ids import now
+from tarn.model.metadata import Metadata
 from tarn.model.names import Checksum, FileId, FilePath, Origin
 from tarn.model.preconditions import Conditions
 from tarn.model.timestamps import since_epoch
-from tarn.storage.store import Missing
+from tarn.storage.store import ObjectMissing
 
 routes = router("/v1/datasets/{dataset}/files", "files")
 
@@ -394,7 +394,7 @@ async def get_file_text(
     path, name = dataset.layout.text(checksum, origin), f"{origin}.txt"
     try:
         return await file_response(services.store, request, path, "text/plain; charset=utf-8", name)
-    except Missing:
+    except ObjectMissing:
         raise FileNotFound(f"there is no text of {checksum} by {origin!r}") from None
 
 
@@ -550,5 +550,5 @@ async def _sent(services: Services, dataset: Dataset, checksum: Checksum, reques
     path = dataset.layout.blob_data(checksum)
     try:
         return await file_response(services.store, request, path, file.mime_type, file.name, checksum)
-    except Missing:
+    except ObjectMissing:
         raise FileNotFound(f"the content of {checksum} is not in the archive") from None

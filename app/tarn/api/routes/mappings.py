@@ -26,12 +26,12 @@ from tarn.errors import (
     UnsupportedMediaType,
     VersionNotFound,
 )
-from tarn.model.datasets.dataset import matches_none_match
+from tarn.model.entity_tags import matches_none_match
 from tarn.model.ftm.mapping import TYPES, ListedMapping, Mapping, origin_of, parsed
 from tarn.model.names import Checksum, FileName
 from tarn.model.work.job import Job, MappingOptions, Operation, ProcessOptions
 from tarn.storage import versions
-from tarn.storage.store import Missing
+from tarn.storage.store import ObjectMissing
 
 routes = router("/v1/datasets/{dataset}/mappings", "mappings")
 
@@ -156,7 +156,7 @@ async def get_mapping_version(
     path = versions.version_path(dataset.layout.mapping_versions(content_hash), timestamp, DOCUMENT)
     try:
         return await file_response(services.store, request, path, "application/yaml", DOCUMENT)
-    except Missing:
+    except ObjectMissing:
         raise VersionNotFound(f"there is no version {timestamp} of the mapping") from None
 
 

@@ -56,7 +56,10 @@ async def compact_dataset(
     options: CompactOptions = CompactOptions(),  # noqa: B008 - the same for all
     wait: WaitParam = 0,
 ) -> Job:
-    """Compact a dataset: fold new files and changes of older ones into sorted runs. The visible state is unchanged."""
+    """Compact a dataset: fold new files and changes of older ones into sorted files that do not overlap.
+
+    The visible state is unchanged.
+    """
     return await _enqueued(services, caller, dataset, Operation.COMPACT, options, wait, response)
 
 

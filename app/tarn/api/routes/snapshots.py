@@ -16,7 +16,7 @@ from tarn.api.http.streaming.row_formats import FormDep, described
 from tarn.api.routes.snapshot_files import file_rows
 from tarn.datasets.registry import Dataset
 from tarn.errors import ManifestInvalid, NoSnapshots, NotAcceptable, Problem, SnapshotGone, SnapshotNotFound
-from tarn.lake.snapshots import Named
+from tarn.lake.snapshots import SnapshotKey
 from tarn.model.datasets.snapshot import Counts, Snapshot, SnapshotOperation, Table
 
 routes = router("/v1/datasets/{dataset}/snapshots", "snapshots")
@@ -134,7 +134,7 @@ def list_snapshot_files(services: ServicesDep, dataset: DatasetDep, snapshot: Sn
     return file_rows(manifest).answer(form, {HEADER: manifest.id})
 
 
-def _entry(services: Services, dataset: Dataset, named: Named) -> SnapshotEntry | InvalidEntry | None:
+def _entry(services: Services, dataset: Dataset, named: SnapshotKey) -> SnapshotEntry | InvalidEntry | None:
     """Return the list entry of a snapshot; None if it has expired meanwhile."""
     try:
         return SnapshotEntry.of(services.snapshots.read(dataset, named))

@@ -26,7 +26,7 @@ LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 """With a last label of this form, many programs read the host as an IPv4 address in an old notation."""
 
-KINDS: tuple[tuple[Network, str], ...] = tuple(
+NON_PUBLIC_NETWORKS: tuple[tuple[Network, str], ...] = tuple(
     (ip_network(network), kind)
     for network, kind in (
         ("0.0.0.0/8", "unspecified"),
@@ -111,7 +111,7 @@ def _ipv4(host: str) -> IPv4Address:
 def kind_of(address: Address) -> str | None:
     """Return the kind of a non-public address, or None if it is public."""
     inner = _carried(address)
-    kind_found = next((kind for network, kind in KINDS if inner in network), None)
+    kind_found = next((kind for network, kind in NON_PUBLIC_NETWORKS if inner in network), None)
     if kind_found is None and isinstance(inner, IPv6Address) and inner not in PUBLIC_IPV6:
         return "reserved"
     return kind_found

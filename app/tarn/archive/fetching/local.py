@@ -224,4 +224,4 @@ def _translated() -> Iterator[None]:
     except PermissionError:
         raise refused("the server may not read it") from None
     except OSError as error:
-        raise SourceFailed(f"it cannot be read: {error.strerror}") from error
+        raise SourceFailed(f"the file cannot be read: {error.strerror}") from error

@@ -9,7 +9,7 @@ from tarn.archive.fetching.sources import ListedFile, ListingFailure, PathFilter
 from tarn.errors import FileNotFound, StartRefused
 from tarn.storage.connection import Connection
 from tarn.storage.s3_options import s3_options
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 SCHEMES = frozenset({"s3", "gs", "az"})
 
@@ -48,7 +48,7 @@ class SourceStores:
             raise refused("it is a folder")
         try:
             entry, chunks = store.open(key)
-        except Missing:
+        except ObjectMissing:
             raise FileNotFound("there is no such file") from None
         return Source(uri, chunks, self.limit, name=key.rsplit("/", 1)[-1], size=entry.size)
 

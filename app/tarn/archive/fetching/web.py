@@ -212,7 +212,7 @@ class Exchange:
         try:
             location = self._headers[b"location"].decode()
         except (KeyError, UnicodeDecodeError):
-            raise refused(f"the source answers {self.status} without a valid Location header") from None
+            raise refused(f"the source responded with status {self.status} without a valid Location header") from None
         try:
             following = self._url.joined(location)
         except SchemaViolation as error:
@@ -241,11 +241,11 @@ class Exchange:
 
     def _check(self) -> None:
         if self.status in GONE:
-            raise FileNotFound(f"there is no such file: {self._url.origin} answers {self.status}")
+            raise FileNotFound(f"there is no such file: {self._url.origin} responded with status {self.status}")
         if self.status in BUSY or self.status >= 500:
-            raise SourceFailed(f"{self._url.origin} answers {self.status}")
+            raise SourceFailed(f"{self._url.origin} responded with status {self.status}")
         if self.status not in WHOLE:
-            raise refused(f"{self._url.origin} answers {self.status}")
+            raise refused(f"{self._url.origin} responded with status {self.status}")
         encoding = self._headers.get(b"content-encoding", b"").strip().lower()
         if encoding not in (b"", b"identity"):
             # A decompression bomb would be unpacked here. A file that is itself compressed has no such header.
@@ -281,12 +281,12 @@ def _translated(url: Url) -> Iterator[None]:
     try:
         yield
     except httpcore.TimeoutException as error:
-        raise SourceFailed(f"{url.origin} takes too long") from error
+        raise SourceFailed(f"{url.origin} did not respond in time") from error
     except httpcore.ConnectError as error:
         if isinstance(error.__cause__, ssl.SSLCertVerificationError):
             raise refused(f"{url.origin} has no valid certificate for that name") from error
-        raise SourceFailed(f"{url.origin} cannot be connected to") from error
+        raise SourceFailed(f"cannot connect to {url.origin}") from error
     except httpcore.NetworkError as error:
-        raise SourceFailed(f"{url.origin} broke off") from error
+        raise SourceFailed(f"{url.origin} closed the connection before the response was complete") from error
     except httpcore.ProtocolError as error:
-        raise SourceFailed(f"{url.origin} broke off, or sent an invalid HTTP response") from error
+        raise SourceFailed(f"{url.origin} sent an invalid or incomplete HTTP response") from error

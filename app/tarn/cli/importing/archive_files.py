@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from tarn_client.errors import Problem
 from tarn_client.paths import path_of
 
-from tarn.cli.commands.datasets.datasets import BASE
-from tarn.cli.connection import LONG_TIMEOUT
+from tarn.cli.connection import DATASETS, LONG_TIMEOUT
 from tarn.cli.failures import Incomplete
 from tarn.cli.importing.archive import CHUNK_BYTES, ArchivedFile, FileRecord, archived_files, file_records, sha256
 from tarn.cli.importing.stage import RETRY_TIMEOUT
@@ -69,7 +68,7 @@ class ArchiveUpload:
         """Send a file with its metadata. A repeated request changes nothing, so that it needs no idempotency key."""
         assert file.blob is not None
         blob, meta = file.blob, json.dumps(record.meta, ensure_ascii=False)
-        path = path_of(BASE, self._target.name, "files")
+        path = path_of(DATASETS, self._target.name, "files")
         params = {"path": record.path, "origin": record.origin, "checksum": checksum}
         if len(meta) <= LONGEST_META:
             self._connection.request(
@@ -110,7 +109,7 @@ class ArchiveUpload:
     def _upload_text(self, checksum: str, origin: str, text_file: str) -> None:
         self._connection.request(
             "PUT",
-            path_of(BASE, self._target.name, "files", checksum, "text", origin),
+            path_of(DATASETS, self._target.name, "files", checksum, "text", origin),
             content=lambda: _read(text_file),
             headers={"Content-Type": OCTETS},
             timeout=LONG_TIMEOUT,

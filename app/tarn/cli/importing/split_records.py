@@ -8,7 +8,7 @@ from tarn.cli.importing.stage import PART_BYTES, StagePart
 from tarn.cli.input.files import STATEMENT_TYPES, InputFile
 
 CSV, PACK, NDJSON = (STATEMENT_TYPES[name] for name in ("csv", "pack", "ndjson"))
-FORMS = (CSV, PACK, NDJSON)
+STATEMENT_FORMATS = (CSV, PACK, NDJSON)
 
 LONGEST_RECORD = 128 << 20
 """Maximum number of bytes of one record."""

@@ -7,8 +7,7 @@ from tarn_client.errors import Problem
 from tarn_client.paths import path_of
 from tarn_client.stage import Stage
 
-from tarn.cli.commands.datasets.datasets import BASE
-from tarn.cli.connection import LONG_TIMEOUT
+from tarn.cli.connection import DATASETS, LONG_TIMEOUT
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +39,7 @@ class ImportStage:
     def __init__(self, connection: "Connection", dataset: str, origin: str | None, source: str, on_error: str) -> None:
         """Open the stage. Raises LakeError."""
         retrying = connection.with_retries(RETRY_TIMEOUT)
-        self._stage = Stage(retrying, path_of(BASE, dataset), origin, f"import of {source}")
+        self._stage = Stage(retrying, path_of(DATASETS, dataset), origin, f"import of {source}")
         self._on_error = on_error
         self.rejected = 0
         self.invalid: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ from tarn_client.errors import Problem
 
 from tarn.cli.failures import Misuse, invalid_line
 from tarn.cli.importing.dataset_metadata import checked_name
-from tarn.cli.importing.split_records import FORMS, parts
+from tarn.cli.importing.split_records import STATEMENT_FORMATS, parts
 from tarn.cli.importing.stage import ImportStage, StagePart
 from tarn.cli.importing.target_dataset import ImportTarget
 from tarn.cli.input.files import STDIN, InputFile, open_input, statement_type
@@ -39,7 +39,7 @@ def import_file(
         target.require_empty()
     with open_input(path) as source:
         form = kind or statement_type(source)
-        if form not in FORMS:
+        if form not in STATEMENT_FORMATS:
             raise Misuse(f"{source.name} is neither CSV nor pack nor NDJSON: use tarn statements load")
         result = (
             _read(session, source, form, quiet)

@@ -8,8 +8,7 @@ from tarn_client.dataset import Dataset
 from tarn_client.errors import LakeError, Problem
 from tarn_client.paths import path_of
 
-from tarn.cli.commands.datasets.datasets import BASE
-from tarn.cli.connection import LONG_TIMEOUT
+from tarn.cli.connection import DATASETS, LONG_TIMEOUT
 from tarn.cli.failures import Misuse
 from tarn.cli.importing.tables import ImportCounts, open_duckdb
 
@@ -26,7 +25,7 @@ class ImportTarget:
 
     def exists(self) -> bool:
         try:
-            self.connection.read(path_of(BASE, self.name))
+            self.connection.read(path_of(DATASETS, self.name))
         except Problem as problem:
             if problem.slug != "dataset-not-found":
                 raise
@@ -40,7 +39,7 @@ class ImportTarget:
         ]
 
     def create(self, metadata: dict[str, Any]) -> None:
-        self.connection.write("POST", BASE, metadata | {"name": self.name})
+        self.connection.write("POST", DATASETS, metadata | {"name": self.name})
 
     def mark(self, source: str) -> dict[str, Any] | None:
         """Return the progress mark of an earlier import of this source, if there was one."""
@@ -112,4 +111,4 @@ class ImportTarget:
         return counts
 
     def _at(self, *below: str) -> str:
-        return path_of(BASE, self.name, *below)
+        return path_of(DATASETS, self.name, *below)

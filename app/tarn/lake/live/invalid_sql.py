@@ -3,8 +3,8 @@
 Every schema has a mask: one bit for itself and one for each schema that it extends. The masks of an entity's
 schemata, combined by OR, are the mask of a schema if and only if the entity has that schema and it extends all its
 others. So one pass with a few integers for each entity decides it, and DuckDB can spill that. Like
-`tarn.query.ftm_model.resolved_schema`, it ignores schemata that FollowTheMoney does not know; an entity that has no
-other schema does not assemble.
+`tarn.query.output.ftm_model.resolved_schema`, it ignores schemata that FollowTheMoney does not know; an entity that
+has no other schema does not assemble.
 """
 
 # ruff: noqa: S608 - composed from names of FollowTheMoney's model and from our own SQL

@@ -8,7 +8,7 @@ own, with entities that no other task has:
     stored    live statements of the affected entities in the store, before these events
     known     identities that an erase or a newer BASE statement may end
     endings   what ends an identity, by commit
-    dead      identities that were ended at the end of some commit, and the last event that ended them
+    ended     identities that were ended at the end of some commit, and the last event that ended them
     run       live statements afterwards, from the adds since then
 """
 
@@ -26,7 +26,7 @@ TABLES = (
     CREATE TEMP TABLE events (
         ord BIGINT, kind SMALLINT, id BLOB, entity_id VARCHAR, canonical_id VARCHAR, schema VARCHAR, prop VARCHAR,
         value VARCHAR, lang VARCHAR, original_value VARCHAR, external BOOLEAN, origin VARCHAR, first_seen BIGINT,
-        last_seen BIGINT, poison VARCHAR
+        last_seen BIGINT, invalid_columns VARCHAR
     )
     """,
     ADDS,
@@ -44,7 +44,7 @@ SELECT count(*) FILTER (kind = 1), count(*) FILTER (kind <> 1 AND (entity_id IS 
     coalesce(list_sort(list(DISTINCT origin) FILTER (kind = 1 AND origin IS NOT NULL)), []),
     coalesce(list(DISTINCT schema) FILTER (kind = 1 AND schema IS NOT NULL), []),
     coalesce(bool_or(
-        poison IS NOT NULL OR kind IS NULL OR kind NOT IN (1, 2, 3)
+        invalid_columns IS NOT NULL OR kind IS NULL OR kind NOT IN (1, 2, 3)
         OR (kind <> 3 AND (id IS NULL OR octet_length(id) <> 20 OR entity_id IS NULL OR origin IS NULL))
         OR (kind = 1 AND (schema IS NULL OR prop IS NULL OR value IS NULL OR first_seen IS NULL OR last_seen IS NULL
             OR first_seen NOT BETWEEN $first AND $last OR last_seen NOT BETWEEN $first AND $last))
@@ -55,7 +55,7 @@ FROM events
 
 FAULTS = """
 SELECT ord, CASE
-    WHEN poison IS NOT NULL THEN poison || ': cannot be read'
+    WHEN invalid_columns IS NOT NULL THEN invalid_columns || ': cannot be read'
     WHEN kind IS NULL OR kind NOT IN (1, 2, 3) THEN 'is of an unknown kind'
     WHEN kind <> 3 AND (id IS NULL OR octet_length(id) <> 20) THEN 'id: is not a SHA-1'
     WHEN kind <> 3 AND entity_id IS NULL THEN 'entity_id: is missing'
@@ -168,7 +168,7 @@ ENDINGS = (
     """,
     # An ending counts unless its own commit adds the statement again: readers never see it ended in that case.
     """
-    CREATE OR REPLACE TEMP TABLE dead AS
+    CREATE OR REPLACE TEMP TABLE ended AS
     SELECT id, origin, max(endings.ord) AS ord
     FROM endings LEFT JOIN (
         SELECT id, origin, commit, max(ord) AS ord FROM adds SEMI JOIN endings USING (id, origin) GROUP BY ALL
@@ -180,8 +180,8 @@ ENDINGS = (
 
 LATEST = """
 SELECT id, origin, max(adds.ord) AS ord, min(first_seen) AS first_seen, max(last_seen) AS last_seen,
-    any_value(dead.ord) IS NOT NULL AS was_dead
-FROM adds LEFT JOIN dead USING (id, origin) WHERE dead.ord IS NULL OR adds.ord > dead.ord
+    any_value(ended.ord) IS NOT NULL AS was_ended
+FROM adds LEFT JOIN ended USING (id, origin) WHERE ended.ord IS NULL OR adds.ord > ended.ord
 GROUP BY id, origin
 """
 
@@ -189,19 +189,19 @@ AFTER = f"""
 WITH latest AS ({LATEST})
 SELECT adds.canonical_id, adds.entity_id, adds.id, adds.schema, adds.prop, adds.value, adds.lang, adds.original_value,
     adds.external, adds.origin,
-    CASE WHEN was_dead THEN latest.first_seen ELSE least(latest.first_seen, stored.first_seen) END AS first_seen,
-    CASE WHEN was_dead THEN latest.last_seen ELSE greatest(latest.last_seen, stored.last_seen) END AS last_seen
+    CASE WHEN was_ended THEN latest.first_seen ELSE least(latest.first_seen, stored.first_seen) END AS first_seen,
+    CASE WHEN was_ended THEN latest.last_seen ELSE greatest(latest.last_seen, stored.last_seen) END AS last_seen
 FROM latest JOIN adds USING (ord)
 LEFT JOIN stored ON stored.id = latest.id AND stored.origin = latest.origin
 UNION ALL
 SELECT canonical_id, entity_id, id, schema, prop, value, lang, original_value, external, origin, first_seen, last_seen
-FROM stored ANTI JOIN dead USING (id, origin) ANTI JOIN latest USING (id, origin)
+FROM stored ANTI JOIN ended USING (id, origin) ANTI JOIN latest USING (id, origin)
 """
 """The live statements for readers: what a flush of these events would leave if it happened now."""
 
 FIRST_RUN = f"""
 CREATE OR REPLACE TEMP TABLE run AS
-SELECT latest.* EXCLUDE (was_dead), true AS is_new, true AS full_row,
+SELECT latest.* EXCLUDE (was_ended), true AS is_new, true AS full_row,
     NULL::VARCHAR AS former_id, NULL::VARCHAR AS former_bucket
 FROM ({LATEST}) AS latest
 """
@@ -211,10 +211,10 @@ RUN = f"""
 CREATE OR REPLACE TEMP TABLE run AS
 SELECT latest.id, latest.origin, latest.ord,
     stored.id IS NOT NULL AND (stored.canonical_id <> adds.canonical_id OR stored.bucket <> families.bucket) AS moved,
-    CASE WHEN was_dead THEN latest.first_seen ELSE least(latest.first_seen, stored.first_seen) END AS first_seen,
-    CASE WHEN was_dead THEN latest.last_seen ELSE greatest(latest.last_seen, stored.last_seen) END AS last_seen,
+    CASE WHEN was_ended THEN latest.first_seen ELSE least(latest.first_seen, stored.first_seen) END AS first_seen,
+    CASE WHEN was_ended THEN latest.last_seen ELSE greatest(latest.last_seen, stored.last_seen) END AS last_seen,
     stored.id IS NULL AS is_new,
-    stored.id IS NULL OR was_dead OR moved OR stored.schema <> adds.schema
+    stored.id IS NULL OR was_ended OR moved OR stored.schema <> adds.schema
         OR stored.original_value IS DISTINCT FROM adds.original_value AS full_row,
     CASE WHEN moved THEN stored.canonical_id END AS former_id,
     CASE WHEN moved THEN stored.bucket END AS former_bucket
@@ -240,8 +240,8 @@ FROM run JOIN events USING (ord) JOIN families USING (schema) WHERE NOT full_row
 DELETES = f"""
 SELECT * FROM (
     SELECT stored.bucket, stored.canonical_id, id, stored.entity_id, origin, stored.first_seen, stored.last_seen,
-        ?::BIGINT AS deleted_at, dead.ord
-    FROM stored JOIN dead USING (id, origin) ANTI JOIN run USING (id, origin)
+        ?::BIGINT AS deleted_at, ended.ord
+    FROM stored JOIN ended USING (id, origin) ANTI JOIN run USING (id, origin)
     UNION ALL
     -- A statement that moved is deleted under its former key.
     SELECT former_bucket, former_id, events.id, entity_id, events.origin, run.first_seen, run.last_seen, ?::BIGINT, ord

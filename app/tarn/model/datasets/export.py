@@ -23,7 +23,7 @@ class ExportKind(StrEnum):
 
     @property
     def form(self) -> "ExportFormat":
-        return FORMS[self]
+        return EXPORT_FORMATS[self]
 
     @property
     def assembles(self) -> bool:
@@ -55,7 +55,7 @@ PACKED = {"gz": "application/gzip", "zst": "application/zstd"}
 
 FTM_JSON = "application/json+ftm"
 
-FORMS = {
+EXPORT_FORMATS = {
     ExportKind.STATEMENTS: ExportFormat("statements.csv", TagKey("exports/statements"), "text/csv", "Statements"),
     ExportKind.ENTITIES: ExportFormat(
         "entities.ftm.json", TagKey("exports/entities_json"), FTM_JSON, "FollowTheMoney entities"
@@ -88,8 +88,8 @@ DELTA_INDEX = "delta.json"
 
 def _by_any_name(value: Any) -> Any:
     """Return the kind for its name, its file name or its tag name."""
-    names = {form.name: kind for kind, form in FORMS.items()}
-    names |= {form.tag.partition("/")[2]: kind for kind, form in FORMS.items()}
+    names = {form.name: kind for kind, form in EXPORT_FORMATS.items()}
+    names |= {form.tag.partition("/")[2]: kind for kind, form in EXPORT_FORMATS.items()}
     return names.get(value, value) if isinstance(value, str) else value
 
 

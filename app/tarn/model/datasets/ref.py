@@ -20,8 +20,8 @@ class Ref(BaseModel):
 
 
 StateName = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:+-]*$")]
-"""Identifies a snapshot: its id or number, a ref, or a moment."""
+"""Identifies a snapshot: its id or number, a ref, or a time."""
 
 
 class NewRef(Strict):
-    snapshot: StateName = Field(description="A snapshot's id or number, `latest`, or a moment.")
+    snapshot: StateName = Field(description="A snapshot's id or number, `latest`, or a time.")

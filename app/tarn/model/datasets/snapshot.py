@@ -8,7 +8,7 @@ import orjson
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from tarn.errors import ManifestInvalid
-from tarn.model.datasets.metadata import Metadata
+from tarn.model.metadata import Metadata
 from tarn.model.names import DatasetName
 
 FORMAT: Literal["tarn-snapshot"] = "tarn-snapshot"
@@ -48,13 +48,13 @@ def _require(schema: dict[str, Any], model: type[BaseModel]) -> None:
         schema["required"] = required
 
 
-class Part(BaseModel):
+class ManifestModel(BaseModel):
     """A part of a manifest: unknown fields, such as those of a later version, are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=_require)
 
 
-class Column(Part):
+class Column(ManifestModel):
     """Statistics of one column of a file. Values that the writer did not compute are absent."""
 
     min: Scalar | None = None
@@ -65,7 +65,7 @@ class Column(Part):
     )
 
 
-class File(Part):
+class File(ManifestModel):
     """A data file: its path in the table's folder, and statistics of its content."""
 
     path: str
@@ -76,7 +76,7 @@ class File(Part):
     checksum: str | None = Field(None, description="Of the file's bytes, if the dataset is configured so.")
 
 
-class Table(Part):
+class Table(ManifestModel):
     """One Delta table in the snapshot: its version and its files."""
 
     version: int
@@ -85,7 +85,7 @@ class Table(Part):
     removed: tuple[str, ...] = Field(description="Paths of files that only the parent has.")
 
 
-class Counts(Part):
+class Counts(ManifestModel):
     """Row counts. `added`, `seen`, `deleted` and `set_aside` count the flushed events, each of them once."""
 
     live: int = Field(description="Statements that are live in this snapshot.")
@@ -108,7 +108,7 @@ class Tally(NamedTuple):
     ended: int = 0
 
 
-class IncludedBatch(Part):
+class IncludedBatch(ManifestModel):
     """A batch of the journal (one request) that is in this snapshot."""
 
     id: str
@@ -120,7 +120,7 @@ class IncludedBatch(Part):
     rows: int
 
 
-class RejectedEventRef(Part):
+class RejectedEventRef(ManifestModel):
     """A rejected event: its batch, position and reason. Its row is stored in SQL."""
 
     batch: str
@@ -128,7 +128,7 @@ class RejectedEventRef(Part):
     reason: str
 
 
-class Components(Part):
+class Components(ManifestModel):
     """Format, layout and order of the data files."""
 
     files: str = "parquet"
@@ -138,7 +138,7 @@ class Components(Part):
     checksum: Literal["sha256"] | None = None
 
 
-class Snapshot(Part):
+class Snapshot(ManifestModel):
     """A manifest. Its existence at `snapshots/{seq}.json` is the commit."""
 
     format: Literal["tarn-snapshot"] = FORMAT
@@ -215,7 +215,7 @@ def _newer(data: bytes) -> int | None:
 Seq = Annotated[int, Field(ge=0)]
 
 
-class Head(Part):
+class Head(ManifestModel):
     """The recorded head: the snapshot that readers see, by number and id.
 
     `seq` may be above 0 without a snapshot: it continues the numbers of an earlier dataset of the same name.

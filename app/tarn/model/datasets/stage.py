@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from tarn.model.datasets.metadata import Metadata
+from tarn.model.metadata import Metadata
 from tarn.model.names import Origin
 from tarn.model.tenant import Strict
 

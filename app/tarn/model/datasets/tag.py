@@ -1,4 +1,4 @@
-"""Tags: keys with a moment, which decide whether derived data is still fresh."""
+"""Tags: keys with a timestamp, which decide whether derived data is still fresh."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import orjson
 from pydantic import AfterValidator, BaseModel, Field
 
-from tarn.model.datasets.metadata import checked_value
+from tarn.model.metadata import checked_value
 from tarn.model.names import LAKEHOUSE, TagKey
 from tarn.model.tenant import AnyMoment, Strict
 
@@ -15,7 +15,7 @@ LARGEST_VALUE = 4096
 """Maximum bytes of a tag's value as JSON."""
 
 CORE = f"{LAKEHOUSE}/"
-"""Prefix of the keys of Tarn's own tags, as tenants see them."""
+"""Prefix of the keys of system tags, as tenants see them."""
 
 
 def _small(value: Any) -> Any:
@@ -26,23 +26,23 @@ def _small(value: Any) -> Any:
 
 
 class NewTag(Strict):
-    """A tag to set. Its moment is the current time by default."""
+    """A tag to set. Its timestamp is the current time by default."""
 
-    at: Annotated[AnyMoment | None, Field(description="Its moment; by default, the current time.")] = None
+    at: Annotated[AnyMoment | None, Field(description="Its timestamp; by default, the current time.")] = None
     value: Annotated[
         Any, Field(description=f"Any JSON of up to {LARGEST_VALUE} bytes to store with it."), AfterValidator(_small)
     ] = None
 
 
 class Tag(BaseModel):
-    """A tag of the caller, or one of Tarn's own tags, whose keys start with `lakehouse/`."""
+    """A tag of the caller, or a system tag, whose key starts with `lakehouse/`."""
 
     key: str
     at: datetime
     value: Any = Field(None, description="The stored value; null: none.")
 
     def to_json(self) -> bytes:
-        """Return the tag as it is stored in the lake: its value, or without one its moment."""
+        """Return the tag as it is stored in the lake: its value, or without one its timestamp."""
         return orjson.dumps(self.at.isoformat() if self.value is None else self.value)
 
 
@@ -51,15 +51,15 @@ class Latest(BaseModel):
 
     key: str
     latest: bool
-    at: datetime | None = Field(description="The tag's own moment; null: there is no such tag.")
+    at: datetime | None = Field(description="The tag's timestamp; null: there is no such tag.")
     newer: list[str] = Field(description="Tags that it is not newer than.")
 
 
 def is_core(key: str) -> bool:
-    """Return whether a key is in Tarn's own namespace, in which tenants cannot write."""
+    """Return whether a key is in the namespace of the system tags, in which tenants cannot write."""
     return key == LAKEHOUSE or key.startswith(CORE)
 
 
 def newer_tags(at: datetime | None, others: Mapping[TagKey, datetime], keys: Iterable[TagKey]) -> list[str]:
-    """Return the keys whose tags exist and are not older than a moment."""
+    """Return the keys whose tags exist and are not older than a time."""
     return [key for key in keys if key in others and (at is None or others[key] >= at)]

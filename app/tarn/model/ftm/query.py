@@ -341,7 +341,7 @@ def _check_text(field: FieldName, op: Op, value: Any) -> None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ValueError("must not have half of a surrogate pair") from None
+            raise ValueError("must not contain an unpaired surrogate") from None
     if field.kind in ("schema", "schemata") and value not in schema_names():
         raise ValueError(f"{value[:100]!r} is not a schema of FollowTheMoney")
     if field.is_moment:

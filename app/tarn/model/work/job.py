@@ -162,7 +162,7 @@ class RevertOptions(Strict):
     """Options of a revert: go back to the state of a snapshot, or undo the changes of one snapshot."""
 
     to: StateName | None = Field(
-        None, description="The snapshot whose state to restore: its id or number, a ref, or a moment."
+        None, description="The snapshot whose state to restore: its id or number, a ref, or a time."
     )
     undo: StateName | None = Field(
         None,

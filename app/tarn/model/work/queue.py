@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from tarn.errors import FieldError, Problem, SchemaViolation
-from tarn.model.datasets.metadata import Metadata
 from tarn.model.file import Uri
 from tarn.model.ftm.statement import LONGEST_ID
+from tarn.model.metadata import Metadata
 from tarn.model.names import Checksum, FileId, FilePath, Origin, TenantName
 from tarn.model.tenant import Label, Strict
 from tarn.model.work.lock import Token

@@ -16,8 +16,8 @@ from tarn.pipeline.tasks.merge_files import CopyRows, FoldRange
 from tarn.pipeline.tasks.task import TableTask
 from tarn.storage.store import Store
 
-GAIN = 0.1
-"""Loose rows (those that folding would touch) per settled row of a range from which on it is folded."""
+MIN_UNMERGED_SHARE = 0.1
+"""Minimum number of unmerged rows per base row of a range that is folded."""
 
 
 class Compact:
@@ -30,10 +30,10 @@ class Compact:
         """Compact the ranges that are worth it, or everything with `force`. The visible content stays the same."""
 
         def plan(base: RewriteBase) -> RewritePlan | None:
-            ranges = [EVERYTHING] if options.force else ranges_to_fold(base.snapshot, GAIN)
-            if not ranges and not have_many_inserts(base.snapshot, GAIN):
+            ranges = [EVERYTHING] if options.force else ranges_to_fold(base.snapshot, MIN_UNMERGED_SHARE)
+            if not ranges and not have_many_inserts(base.snapshot, MIN_UNMERGED_SHARE):
                 return None
-            return plan_folds(self._rewriter.store, base, ranges, self._rewriter.kernels().cores)
+            return plan_folds(self._rewriter.store, base, ranges, self._rewriter.task_runner().cores)
 
         rewritten = self._rewriter.run(
             dataset, SnapshotOperation.COMPACT, plan, report, _require_live_count if options.force else _unchecked
@@ -62,9 +62,11 @@ def _require_live_count(build: Build, base: RewriteBase) -> Build:
     return build
 
 
-def ranges_to_fold(snapshot: Snapshot, gain: float) -> list[Range]:
-    """Return the ranges whose share of loose rows is at least `gain`."""
-    return merge_adjacent(load.keys for load in range_loads(snapshot) if load.loose and load.gain >= gain)
+def ranges_to_fold(snapshot: Snapshot, min_unmerged_share: float) -> list[Range]:
+    """Return the ranges whose share of unmerged rows is at least `min_unmerged_share`."""
+    return merge_adjacent(
+        load.keys for load in range_loads(snapshot) if load.unmerged_rows and load.unmerged_share >= min_unmerged_share
+    )
 
 
 def plan_folds(

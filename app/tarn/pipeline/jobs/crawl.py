@@ -26,8 +26,8 @@ from tarn.model.ids import now
 from tarn.model.names import LAKEHOUSE, FilePath, TagKey, TenantName
 from tarn.model.work.cancellation import checked
 from tarn.model.work.job import CrawlOptions, CrawlResult, Existing, Progress, Report, ResumeLater, UncrawledFile
-from tarn.pipeline.jobs.flush import Kernels
-from tarn.pipeline.jobs.flush_plan import SLOTS_PER_CORE, pack_into_slots
+from tarn.pipeline.jobs.flush import TaskRunner
+from tarn.pipeline.jobs.flush_plan import PARTITIONS_PER_CORE, pack_into_partitions
 from tarn.pipeline.tasks.crawl_tasks import FetchFiles
 from tarn.settings import Settings
 from tarn.storage.store import Store
@@ -43,7 +43,7 @@ TASK_FILES, TASK_BYTES = 500, 256 << 20
 """Limits of files and bytes per task, unless a single file is larger."""
 
 ROW = 1 << 12
-"""Bytes that count as one row when tasks are packed into slots."""
+"""Bytes that count as one row when tasks are packed into partitions."""
 
 MOST_LISTED = 100
 """Failures that a result lists; the others are only counted."""
@@ -60,13 +60,13 @@ class Crawl:
         settings: Settings,
         database: Database,
         store: Store,
-        kernels: Callable[[], Kernels],
+        task_runner: Callable[[], TaskRunner],
         reached: StepCallback = lambda _: None,
     ) -> None:
         self._settings = settings
         self._database = database
         self._store = store
-        self._kernels = kernels
+        self._task_runner = task_runner
         self._reached = reached
         self._fetcher = Fetcher.from_settings(settings)
 
@@ -78,7 +78,7 @@ class Crawl:
         started = now()
         state = _CrawlState(self._database, self._fetcher, dataset, options, report)
         try:
-            for files in state.rounds(lambda: SLOTS_PER_CORE * self._kernels().cores):
+            for files in state.rounds(lambda: PARTITIONS_PER_CORE * self._task_runner().cores):
                 self._require_journal_room(dataset)
                 self._fetch(state, files, tenant, job)
                 self._reached("fetched")
@@ -86,7 +86,7 @@ class Crawl:
             raise ResumeLater(now() + RETRY_DELAY) from None
         report(state.progress(over=True))
         self._record_completion(dataset, started)
-        log.info("crawled", dataset=dataset.name, files=state.files, failed=state.failed)
+        log.info("crawl finished", dataset=dataset.name, files=state.files, failed=state.failed)
         return state.result()
 
     def _fetch(self, state: "_CrawlState", files: list[tuple[ListedFile, ...]], tenant: TenantName, job: str) -> None:
@@ -109,9 +109,9 @@ class Crawl:
             )
             for number, batch in enumerate(files)
         ]
-        kernels = self._kernels()
+        task_runner = self._task_runner()
         failure: TarnError | None = None
-        for _, fetched in kernels.run(pack_into_slots(tasks, kernels.cores)):
+        for _, fetched in task_runner.run(pack_into_partitions(tasks, task_runner.cores)):
             if isinstance(fetched, TarnError):
                 failure = failure or fetched
                 continue

@@ -21,7 +21,7 @@ import structlog
 from followthemoney.dataset.versions import Version
 
 from tarn.datasets import registry
-from tarn.datasets.documents import replace_document
+from tarn.datasets.config_documents import replace_document
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import export_leases
@@ -49,7 +49,7 @@ from tarn.model.work.job import (
     ResumeLater,
     SkippedExport,
 )
-from tarn.pipeline.jobs.flush import Flush, Kernels
+from tarn.pipeline.jobs.flush import Flush, TaskRunner
 from tarn.pipeline.jobs.rewrite import run_tasks
 from tarn.pipeline.jobs.split_ranges import split_range
 from tarn.pipeline.tasks.export_tasks import CountDifferences, ExportedRange, ExportRange
@@ -57,7 +57,7 @@ from tarn.query.diff import files_of_one
 from tarn.query.engine.active_reads import ActiveReads
 from tarn.settings import Settings
 from tarn.storage import versions
-from tarn.storage.store import Missing, Store
+from tarn.storage.store import ObjectMissing, Store
 
 log = structlog.get_logger(__name__)
 
@@ -105,14 +105,14 @@ class Exports:
         database: Database,
         store: Store,
         flush: Flush,
-        kernels: Callable[[], Kernels],
+        task_runner: Callable[[], TaskRunner],
         running: ActiveReads,
         reached: StepCallback = lambda _: None,
     ) -> None:
         self._database = database
         self._store = store
         self._flush = flush
-        self._kernels = kernels
+        self._task_runner = task_runner
         self._running = running
         self._reached = reached
         self._seconds = settings.lease_seconds
@@ -203,7 +203,7 @@ class Exports:
                 exported.append(MadeExport(kind=ExportKind.INDEX, name=made.name, size=made.size, reason=reason))
         invalid = _most_invalid([*exported, *skipped])
         kinds_made = [made.kind for made in exported]
-        log.info("exported", dataset=run.dataset.name, seq=run.state.head.seq, made=kinds_made, invalid=invalid)
+        log.info("exports written", dataset=run.dataset.name, seq=run.state.head.seq, made=kinds_made, invalid=invalid)
         version = run.version if exported else None
         return Exported(snapshot=run.state.head.id, version=version, made=exported, skipped=skipped, invalid=invalid)
 
@@ -213,10 +213,10 @@ class Exports:
         """Run one task for each key range; each writes a part of every file. Returns their outputs in order."""
         folder = run.dataset.layout.export_run(new_id())
         self._delete_parts(run)
-        kernels = self._kernels()
-        parts = self._split(run, kinds, kernels.cores)
+        task_runner = self._task_runner()
+        parts = self._split(run, kinds, task_runner.cores)
         tasks = [(self._task(run, number, keys, kinds, folder), rows) for number, (keys, rows) in enumerate(parts)]
-        return run_tasks(kernels, tasks, report)
+        return run_tasks(task_runner, tasks, report)
 
     def _split(self, run: _Run, kinds: Sequence[ExportKind], cores: int) -> list[tuple[Range, int]]:
         """Split the keys into ranges, one for each task; returns them with their rows."""
@@ -264,12 +264,12 @@ class Exports:
         try:
             text = self._store.get(run.dataset.layout.export(ExportKind.STATISTICS, last.name))
             known = Statistics.parsed(orjson.loads(text))
-        except (Missing, ValueError):
+        except (ObjectMissing, ValueError):
             return None
         if hashlib.sha1(text, usedforsecurity=False).hexdigest() != last.sha1:
             return None
         task = CountDifferences(0, run.dataset.name, run.dataset.id, last.seq, run.snapshot.seq)
-        (change,) = run_tasks(self._kernels(), [(task, rows)], report)
+        (change,) = run_tasks(self._task_runner(), [(task, rows)], report)
         return None if change is None else known.replaced(change.former, change.present)
 
     def _put_counts(self, run: _Run, counts: Statistics) -> ExportRecord:

@@ -25,7 +25,7 @@ from tarn.model.ids import new_id, now
 from tarn.model.names import LAKEHOUSE
 from tarn.model.timestamps import since_epoch
 from tarn.model.work.job import Report
-from tarn.pipeline.jobs.flush_plan import PendingSegment, pack_into_slots, tasks_of
+from tarn.pipeline.jobs.flush_plan import PendingSegment, pack_into_partitions, tasks_of
 from tarn.pipeline.tasks.flush_segment import FlushSegment
 from tarn.pipeline.tasks.task import InvalidEvent, TableFiles, Task
 from tarn.storage.store import Store
@@ -39,13 +39,13 @@ PUBLISHING = 4
 """Datasets that are published concurrently: most of the time is spent waiting for disk or network."""
 
 
-class Kernels(Protocol):
+class TaskRunner(Protocol):
     """Runs tasks: on Spark, or in tests in the same process."""
 
     @property
     def cores(self) -> int: ...
 
-    def run(self, slots: list[list[Task[Result]]]) -> Iterable[tuple[int, Result | TarnError]]: ...
+    def run(self, partitions: list[list[Task[Result]]]) -> Iterable[tuple[int, Result | TarnError]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Flush:
         database: Database,
         store: Store,
         publisher: SnapshotPublisher,
-        kernels: Callable[[], Kernels],
+        task_runner: Callable[[], TaskRunner],
         reached: StepCallback = lambda _: None,
         watch: Telemetry | None = None,
     ) -> None:
@@ -73,7 +73,7 @@ class Flush:
         self._database = database
         self._store = store
         self._publisher = publisher
-        self._kernels = kernels
+        self._task_runner = task_runner
         self._reached = reached
 
     def run(
@@ -118,14 +118,6 @@ class Flush:
                     outcome.snapshots.append(result)
                     moved(dataset_id, sum(map(_consumed, outcome.snapshots)), backlog.rows)
             remaining = [segment.dataset for segment in pending]
-        for dataset_id, outcome in outcomes.items():
-            if outcome.error is not None:
-                log.warning(
-                    "a dataset could not be flushed",
-                    dataset=dataset_id,
-                    problem=outcome.error.slug,
-                    detail=outcome.error.detail,
-                )
         return outcomes
 
     def run_one(self, dataset: Dataset, report: Report) -> None:
@@ -186,18 +178,20 @@ class Flush:
 
     def _build(self, pending: list[PendingSegment]) -> list[Build | TarnError | None]:
         """Build these segments. Returns for each its build or its error, or None if another worker was faster."""
-        kernels = self._kernels()
+        task_runner = self._task_runner()
         moment = since_epoch(now())
         tasks: list[FlushSegment] = []
         sized: list[tuple[FlushSegment, int]] = []
         owners: list[int] = []
         for number, segment in enumerate(pending):
-            own = tasks_of(segment, len(tasks), kernels.cores, moment)
+            own = tasks_of(segment, len(tasks), task_runner.cores, moment)
             tasks += own
             sized += [(task, segment.rows // len(own)) for task in own]
             owners += [number] * len(own)
         outputs: list[list[TableFiles | TarnError]] = [[] for _ in pending]
-        for task, output in sorted(kernels.run(pack_into_slots(sized, kernels.cores)), key=lambda pair: pair[0]):
+        for task, output in sorted(
+            task_runner.run(pack_into_partitions(sized, task_runner.cores)), key=lambda pair: pair[0]
+        ):
             outputs[owners[task]].append(output)
         return [
             self._check(segment, _assemble(segment, files)) for segment, files in zip(pending, outputs, strict=True)
@@ -235,7 +229,7 @@ class Flush:
             return None
         except TarnError as error:
             return error
-        log.info("flushed", dataset=build.dataset.name, seq=snapshot.seq, **snapshot.rows.model_dump())
+        log.info("segment flushed", dataset=build.dataset.name, seq=snapshot.seq, **snapshot.rows.model_dump())
         return snapshot
 
 

@@ -1,4 +1,4 @@
-"""Flush planning: divide segments into tasks, and pack tasks into slots (Spark partitions)."""
+"""Flush planning: divide segments into tasks, and pack tasks into Spark partitions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ WORTH_SPLITTING = 50_000
 OVERHEAD = 500
 """Fixed cost of a task, in rows."""
 
-SLOTS_PER_CORE = 2
+PARTITIONS_PER_CORE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ def tasks_of(pending: PendingSegment, first: int, cores: int, moment: int) -> li
     ]
 
 
-def pack_into_slots(tasks: Sequence[tuple[Task[Result], int]], cores: int) -> list[list[Task[Result]]]:
-    """Pack tasks, given with their rows, into slots of about the same work: one Spark task for each would cost more."""
-    count = min(len(tasks), cores * SLOTS_PER_CORE)
-    slots: list[list[Task[Result]]] = [[] for _ in range(count)]
+def pack_into_partitions(tasks: Sequence[tuple[Task[Result], int]], cores: int) -> list[list[Task[Result]]]:
+    """Pack tasks, given with their rows, into partitions of about the same work: a Spark task for each costs more."""
+    count = min(len(tasks), cores * PARTITIONS_PER_CORE)
+    partitions: list[list[Task[Result]]] = [[] for _ in range(count)]
     loads = [(0, number) for number in range(count)]
     heapify(loads)
     for task, rows in sorted(tasks, key=lambda pair: pair[1], reverse=True):
         load, number = heappop(loads)
-        slots[number].append(task)
+        partitions[number].append(task)
         heappush(loads, (load + rows + OVERHEAD, number))
-    return slots
+    return partitions

@@ -43,8 +43,8 @@ from tarn.model.tenant import Identity
 from tarn.model.work.cancellation import checked
 from tarn.model.work.job import Job, MappingOptions, MappingResult, Progress, Report
 from tarn.pipeline.jobs import spreadsheet
-from tarn.pipeline.jobs.flush import Kernels
-from tarn.pipeline.jobs.flush_plan import pack_into_slots
+from tarn.pipeline.jobs.flush import TaskRunner
+from tarn.pipeline.jobs.flush_plan import pack_into_partitions
 from tarn.pipeline.tasks import delimited
 from tarn.pipeline.tasks.delimited import Dialect, FilePiece
 from tarn.pipeline.tasks.mapping_tasks import MappedRows, MapRows
@@ -108,13 +108,13 @@ class Mappings:
         settings: Settings,
         database: Database,
         store: Store,
-        kernels: Callable[[], Kernels],
+        task_runner: Callable[[], TaskRunner],
         reached: StepCallback = lambda _: None,
     ) -> None:
         self._settings = settings
         self._database = database
         self._store = store
-        self._kernels = kernels
+        self._task_runner = task_runner
         self._reached = reached
 
     def run(self, job: Job, dataset: Dataset, options: MappingOptions, report: Report) -> MappingResult:
@@ -142,16 +142,16 @@ class Mappings:
             ) from error
 
     def _map(self, run: _Run, source: _Source, report: Report) -> MappingResult:
-        kernels = self._kernels()
+        task_runner = self._task_runner()
         order: list[int | None] = []
         """One entry for each piece, in their order: the number of its task, or None for a skipped line."""
         outputs: dict[int, MappedRows] = {}
         done = 0
         tasks = self._tasks(run, source, order)
-        while batch := list(islice(tasks, kernels.cores * TASKS_PER_CORE)):
+        while batch := list(islice(tasks, task_runner.cores * TASKS_PER_CORE)):
             report(Progress(done=min(done, source.size), total=source.size, unit="bytes"))
             sized = [(task, task.end - task.start) for task in batch]
-            for number, mapped in kernels.run(pack_into_slots(sized, kernels.cores)):
+            for number, mapped in task_runner.run(pack_into_partitions(sized, task_runner.cores)):
                 if isinstance(mapped, TarnError):
                     raise mapped
                 outputs[number] = mapped
@@ -200,7 +200,7 @@ class Mappings:
         if entry is None:
             raise FileNotFound(f"there is no file {options.content_hash} in the archive of {dataset.name!r}")
         begin = self._store.get_range(path, 0, HEAD)
-        target = min(TASK_BYTES, max(WORTH_A_TASK, entry.size // (self._kernels().cores * TASKS_PER_CORE_OF_FILE)))
+        target = min(TASK_BYTES, max(WORTH_A_TASK, entry.size // (self._task_runner().cores * TASKS_PER_CORE_OF_FILE)))
         # A piece ends where a block ends: larger blocks would leave cores without a task.
         blocks: Iterable[bytes] = checked(self._store.stream(path, chunk_size=target))
         is_workbook = begin.startswith(spreadsheet.ZIP)
@@ -384,7 +384,13 @@ class Mappings:
             done = Run(run.job.id, run.stored_mapping.tag, _form(run.options), moment, result.model_dump(mode="json"))
             mappings.record(connection, run.dataset, run.options.content_hash, done)
         self._reached("committed")
-        log.info("mapped", dataset=run.dataset.name, mapping=run.options.content_hash, rows=result.rows, commit=commit)
+        log.info(
+            "mapping run committed",
+            dataset=run.dataset.name,
+            mapping=run.options.content_hash,
+            rows=result.rows,
+            commit=commit,
+        )
         self._write_tag(run, moment.isoformat())
         return result
 

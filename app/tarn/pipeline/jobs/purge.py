@@ -63,7 +63,7 @@ class Purge:
         if vacuumed.left:
             log.info("files with purged entities are still being read", dataset=dataset.name, files=vacuumed.left)
             raise ResumeLater(now() + RETRY_DELAY)
-        log.info("purged", dataset=dataset.name, entities=len(erased), statements=first.rows.ended)
+        log.info("entities purged", dataset=dataset.name, entities=len(erased), statements=first.rows.ended)
         return PurgeResult(
             operation="purge",
             snapshot=rewritten.made,
@@ -79,7 +79,7 @@ class Purge:
         if not affected:
             return None
         ranges: Sequence[Range] = merge_adjacent(affected)
-        return plan_folds(self._rewriter.store, base, ranges, self._rewriter.kernels().cores, erased)
+        return plan_folds(self._rewriter.store, base, ranges, self._rewriter.task_runner().cores, erased)
 
     def _first_to_keep(self, dataset: Dataset, head: Snapshot) -> Snapshot:
         """Return the oldest snapshot to keep if there is nothing to erase: the oldest retained one if a purge made it

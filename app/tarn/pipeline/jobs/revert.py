@@ -11,7 +11,7 @@ from tarn.errors import NoSnapshots, SnapshotConflict
 from tarn.journal import head
 from tarn.lake import snapshots
 from tarn.lake.commit import TABLES, Build, HeadMoved
-from tarn.lake.snapshots import Named
+from tarn.lake.snapshots import SnapshotKey
 from tarn.model.datasets.snapshot import File, Snapshot, SnapshotOperation, TableName, Tally
 from tarn.model.ids import new_id, now
 from tarn.model.timestamps import since_epoch
@@ -63,7 +63,7 @@ class Revert:
             f"the head of {dataset.name!r} moved {TRIES} times during the revert; try again", expected=None, head=None
         )
 
-    def _named(self, dataset: Dataset, options: RevertOptions) -> Named:
+    def _named(self, dataset: Dataset, options: RevertOptions) -> SnapshotKey:
         with self._database.read() as connection:
             return snapshots.find_state(connection, dataset, options.to or options.undo or "")
 
@@ -74,12 +74,12 @@ class Revert:
         self._flush.run_one(dataset, report)
         return commit
 
-    def _to(self, base: RewriteBase, named: Named, options: RevertOptions, report: Report) -> Build | None:
+    def _to(self, base: RewriteBase, named: SnapshotKey, options: RevertOptions, report: Report) -> Build | None:
         target = snapshots.read_named(self._rewriter.store, base.dataset, named)
         if target.content == base.snapshot.content:
             return None
         (output,) = run_tasks(
-            self._rewriter.kernels(),
+            self._rewriter.task_runner(),
             [(compare(base.dataset.name, target, base.snapshot), base.snapshot.rows.live)],
             report,
         )
@@ -93,7 +93,7 @@ class Revert:
         return self._build(base, options, added, removed, output.tally)
 
     def _undo(
-        self, base: RewriteBase, named: Named, commit: int, options: RevertOptions, report: Report
+        self, base: RewriteBase, named: SnapshotKey, commit: int, options: RevertOptions, report: Report
     ) -> Build | None:
         store, dataset = self._rewriter.store, base.dataset
         done = snapshots.read_named(store, dataset, named)
@@ -113,7 +113,7 @@ class Revert:
             ord=commit << 32,
             moment=since_epoch(now()),
         )
-        outputs = run_tasks(self._rewriter.kernels(), [(task, done.rows.added + done.rows.ended)], report)
+        outputs = run_tasks(self._rewriter.task_runner(), [(task, done.rows.added + done.rows.ended)], report)
         added = files_of(outputs)
         if not any(added.values()):
             return None

@@ -17,8 +17,8 @@ from tarn.model.datasets.dataset import DatasetConfig
 from tarn.model.datasets.snapshot import File, Head, Snapshot, SnapshotOperation, TableName, Tally
 from tarn.model.ids import new_id
 from tarn.model.work.job import MadeSnapshot, Progress, Report
-from tarn.pipeline.jobs.flush import Kernels
-from tarn.pipeline.jobs.flush_plan import pack_into_slots
+from tarn.pipeline.jobs.flush import TaskRunner
+from tarn.pipeline.jobs.flush_plan import pack_into_partitions
 from tarn.pipeline.tasks.task import TableFiles, TableTask, Task
 from tarn.storage.store import Store
 
@@ -70,13 +70,13 @@ class Rewriter:
         database: Database,
         store: Store,
         publisher: SnapshotPublisher,
-        kernels: Callable[[], Kernels],
+        task_runner: Callable[[], TaskRunner],
         reached: StepCallback = lambda _: None,
     ) -> None:
         self._database = database
         self.store = store
         self._publisher = publisher
-        self.kernels = kernels
+        self.task_runner = task_runner
         self._reached = reached
 
     def run(
@@ -89,7 +89,7 @@ class Rewriter:
     ) -> RewriteResult:
         """Plan on the head, build, publish; start again on the new head if the build does not apply to it.
 
-        Raises SnapshotConflict if the head moves every time, and errors of storage, database and kernels.
+        Raises SnapshotConflict if the head moves every time, and errors of storage, database and tasks.
         """
         for _ in range(TRIES):
             base = self.base(dataset)
@@ -121,13 +121,13 @@ class Rewriter:
     def publish(self, build: Build) -> RewriteResult:
         """Publish a build. Raises HeadMoved."""
         snapshot = self._publisher.publish(build)
-        log.info("rewritten", dataset=build.dataset.name, operation=build.operation, seq=snapshot.seq)
+        log.info("files rewritten", dataset=build.dataset.name, operation=build.operation, seq=snapshot.seq)
         added = [file for files in build.added.values() for file in files]
         removed = sum(map(len, build.removed.values()))
         return RewriteResult(snapshot, removed, len(added), sum(file.rows for file in added), build.tally)
 
     def _build(self, base: RewriteBase, operation: SnapshotOperation, plan: RewritePlan, report: Report) -> Build:
-        outputs = run_tasks(self.kernels(), plan.tasks, report)
+        outputs = run_tasks(self.task_runner(), plan.tasks, report)
         return Build(
             dataset=base.dataset,
             operation=operation,
@@ -141,14 +141,14 @@ class Rewriter:
         )
 
 
-def run_tasks(kernels: Kernels, tasks: Sequence[tuple[Task[Result], int]], report: Report) -> list[Result]:
+def run_tasks(task_runner: TaskRunner, tasks: Sequence[tuple[Task[Result], int]], report: Report) -> list[Result]:
     """Run tasks, given with their rows, and return their results in order. Raises the first error."""
     if not tasks:
         return []
     total = sum(rows for _, rows in tasks)
     report(Progress(done=0, total=total, unit="rows"))
     results: list[Result] = []
-    for _, result in sorted(kernels.run(pack_into_slots(tasks, kernels.cores)), key=lambda pair: pair[0]):
+    for _, result in sorted(task_runner.run(pack_into_partitions(tasks, task_runner.cores)), key=lambda pair: pair[0]):
         if isinstance(result, TarnError):
             raise result
         results.append(result)

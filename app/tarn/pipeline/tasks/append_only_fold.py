@@ -64,7 +64,7 @@ def fold(events: pa.Table, buckets: dict[str, str], is_origin: Callable[[str], b
 
 
 def _is_append_only(events: pa.Table, buckets: dict[str, str], is_origin: Callable[[str], bool]) -> bool:
-    if "poison" in events.column_names or not len(events):
+    if "invalid_columns" in events.column_names or not len(events):
         return False
     if any(events.column(name).null_count for name in NEEDED):
         return False

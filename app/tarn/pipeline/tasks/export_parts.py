@@ -22,9 +22,9 @@ from tarn.model.ids import new_id
 from tarn.pipeline.tasks.export_tasks import CountDifferences, ExportedRange, ExportRange
 from tarn.pipeline.tasks.task import TaskContext
 from tarn.query import live
-from tarn.query.diff import Between, differences
+from tarn.query.diff import SnapshotPair, differences
 from tarn.query.incremental_statistics import ChangedStatistics, count_changed
-from tarn.query.output import documents, graph, statement_formats
+from tarn.query.output import documents_csv, graph, statement_formats
 from tarn.query.output.assembly import entity_lines, invalid_count, ndjson
 from tarn.query.statements import sorted_rows
 from tarn.query.statistics import count_entities
@@ -33,7 +33,7 @@ from tarn.storage.store import CHUNK, Store
 
 HEADERS = {
     ExportKind.STATEMENTS: statement_formats.CSV_HEADER,
-    ExportKind.DOCUMENTS: documents.HEADER,
+    ExportKind.DOCUMENTS: documents_csv.HEADER,
     ExportKind.GRAPH: graph.HEADER,
 }
 
@@ -48,8 +48,8 @@ def export_range(task: ExportRange, context: TaskContext) -> ExportedRange:
 def count_differences(task: CountDifferences, context: TaskContext) -> ChangedStatistics | None:
     """Count the entities that differ between two snapshots, as they are in each."""
     store = context.store
-    between = Between(_view(task, store, task.former), _view(task, store, task.seq))
-    return count_changed(context.duckdb_connection, store, between)
+    pair = SnapshotPair(_view(task, store, task.former), _view(task, store, task.seq))
+    return count_changed(context.duckdb_connection, store, pair)
 
 
 class _RangeExport:
@@ -77,14 +77,14 @@ class _RangeExport:
         duck = self._duck
         makers: dict[ExportKind, Callable[[], Iterable[bytes]]] = {
             ExportKind.STATEMENTS: lambda: statement_formats.csv_rows(sorted_rows(duck, "SELECT * FROM live", [])),
-            ExportKind.DOCUMENTS: lambda: documents.rows(self._documents()),
+            ExportKind.DOCUMENTS: lambda: documents_csv.rows(self._documents()),
         }
         if (base := self._task.base) is not None:
             makers[ExportKind.DELTA] = lambda: self._changes(base)
         return {kind: make for kind, make in makers.items() if kind in self._task.kinds}
 
     def _documents(self) -> Iterator[pa.RecordBatch]:
-        for batch in entity_lines(self._duck, documents.documents()):
+        for batch in entity_lines(self._duck, documents_csv.documents()):
             self._invalid[ExportKind.DOCUMENTS] += invalid_count(batch)
             yield batch
 
@@ -111,8 +111,8 @@ class _RangeExport:
     def _changes(self, base: int) -> Iterator[bytes]:
         """Yield the changes since another snapshot. Entities that do not assemble count as absent."""
         task = self._task
-        between = Between(_view(task, self._store, base), _view(task, self._store, task.seq))
-        for changes in differences(self._duck, self._store, between, within=task.within):
+        pair = SnapshotPair(_view(task, self._store, base), _view(task, self._store, task.seq))
+        for changes in differences(self._duck, self._store, pair, within=task.within):
             for op, name, line in changes:
                 is_invalid = line.startswith(INVALID)
                 self._invalid[ExportKind.DELTA] += is_invalid and op != "DEL"

@@ -139,10 +139,10 @@ class _SegmentFlush:
             return _without_type_row(self._journal.readable_events(slice_))
 
     def _load(self, incoming: Any) -> None:
-        poison = "" if "poison" in incoming.schema.names else ", NULL::VARCHAR AS poison"
+        invalid_columns = "" if "invalid_columns" in incoming.schema.names else ", NULL::VARCHAR AS invalid_columns"
         self._duck.register("incoming", incoming)
         try:
-            query = f"SELECT *{poison} FROM incoming WHERE ord <> 0"  # noqa: S608 - a constant
+            query = f"SELECT *{invalid_columns} FROM incoming WHERE ord <> 0"  # noqa: S608 - a constant
             self._duck.execute(f"CREATE OR REPLACE TEMP TABLE events AS {query}")
         finally:
             self._duck.unregister("incoming")
@@ -247,7 +247,7 @@ class _SegmentFlush:
         log.write("delete", self._stream(sql.DELETES, [self._task.moment] * 2))
         (added,) = self._one("SELECT count(*) FROM run WHERE is_new")
         (ended,) = self._one(
-            "SELECT count(*) FROM stored JOIN dead USING (id, origin) ANTI JOIN run USING (id, origin)"
+            "SELECT count(*) FROM stored JOIN ended USING (id, origin) ANTI JOIN run USING (id, origin)"
         )
         return {"statements": rows, "translog": log}, added, ended
 

@@ -68,7 +68,7 @@ CHECKED_EVENTS = pa.schema(
             (name, pa.binary() if name == "id" else pa.int64() if name in TYPED_DEFAULTS else pa.string())
             for name in COLUMNS
         ),
-        ("poison", pa.string()),
+        ("invalid_columns", pa.string()),
     ]
 )
 
@@ -215,7 +215,7 @@ class JournalReader:
     def readable_events(self, slice_: JournalSlice) -> pa.Table:
         """Read the same events from a SQLite database in which some have values of another type, or not in UTF-8.
 
-        SQLite does not enforce types. Invalid values are NULL in the result, and `poison` names their columns.
+        SQLite does not enforce types. Invalid values are NULL in the result, and `invalid_columns` names their columns.
         """
         columns = {}
         for name in COLUMNS:
@@ -238,10 +238,11 @@ class JournalReader:
                     except UnicodeDecodeError:
                         row[name] = None
                         wrong.append(name)
-            row["poison"] = ", ".join(wrong) or None
+            row["invalid_columns"] = ", ".join(wrong) or None
         packed = pa.Table.from_batches(self._from_packs(slice_, EVENTS), EVENTS)
-        poison = pa.nulls(len(packed), pa.string())
-        return pa.concat_tables([pa.Table.from_pylist(rows, CHECKED_EVENTS), packed.append_column("poison", poison)])
+        invalid_columns = pa.nulls(len(packed), pa.string())
+        packed = packed.append_column("invalid_columns", invalid_columns)
+        return pa.concat_tables([pa.Table.from_pylist(rows, CHECKED_EVENTS), packed])
 
     def _parameters(self, slice_: JournalSlice) -> tuple[Any, ...]:
         low, high = slice_.shards

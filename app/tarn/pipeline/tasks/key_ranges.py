@@ -1,7 +1,7 @@
 """Key ranges: how rows are distributed over the keys, and which ranges are worth rewriting.
 
-Large files that do not overlap are settled, and divide the keys into ranges. All other rows of a range (in newer files,
-and translog marks on its rows) are loose: folding the range would settle them.
+Large files that do not overlap are base files and divide the keys into ranges. All other rows of a range (in newer
+files, and translog marks on its rows) are unmerged: folding the range merges them into its base files.
 """
 
 from bisect import bisect
@@ -16,15 +16,15 @@ from tarn.model.datasets.snapshot import File, Snapshot
 
 
 class RangeLoad(NamedTuple):
-    """A range with its number of settled rows and of loose rows, which folding would settle."""
+    """A range with the number of rows in its base files, and of unmerged rows."""
 
     keys: Range
-    settled: int
-    loose: float
+    base_rows: int
+    unmerged_rows: float
 
     @property
-    def gain(self) -> float:
-        return self.loose / max(1, self.settled)
+    def unmerged_share(self) -> float:
+        return self.unmerged_rows / max(1, self.base_rows)
 
 
 def inserts_of(snapshot: Snapshot) -> list[File]:
@@ -39,22 +39,22 @@ def have_many_inserts(snapshot: Snapshot, share: float) -> bool:
 
 
 def range_loads(snapshot: Snapshot) -> list[RangeLoad]:
-    """Return the ranges of a dataset, in order; together they contain all keys. The loose rows of a file that overlaps
-    several ranges are distributed in proportion to the settled rows."""
-    settled = _settled_files(snapshot.statements.files)
-    bounds = ["", *(keys.first for keys in _merge_overlapping(settled)[1:])]
+    """Return the ranges of a dataset, in order; together they contain all keys. The unmerged rows of a file that
+    overlaps several ranges are distributed in proportion to the base rows."""
+    base_files = _base_files(snapshot.statements.files)
+    bounds = ["", *(keys.first for keys in _merge_overlapping(base_files)[1:])]
     ranges = [Range(low, high) for low, high in zip(bounds, [*bounds[1:], None], strict=True)]
-    settled_paths = {file.path for file in settled}
-    fixed = [float(sum(file.rows for file in settled if span(file).meets(keys))) for keys in ranges]
-    loose = [0.0] * len(ranges)
+    base_paths = {file.path for file in base_files}
+    base_rows = [float(sum(file.rows for file in base_files if span(file).meets(keys))) for keys in ranges]
+    unmerged_rows = [0.0] * len(ranges)
     for file in [*snapshot.statements.files, *select_marks(snapshot.translog.files)]:
-        if file.path in settled_paths:
+        if file.path in base_paths:
             continue
         ranges_met = [number for number, keys in enumerate(ranges) if span(file).meets(keys)]
-        weight = sum(fixed[number] for number in ranges_met)
+        weight = sum(base_rows[number] for number in ranges_met)
         for number in ranges_met:
-            loose[number] += file.rows * (fixed[number] / weight if weight else 1 / len(ranges_met))
-    return [RangeLoad(keys, int(rows), more) for keys, rows, more in zip(ranges, fixed, loose, strict=True)]
+            unmerged_rows[number] += file.rows * (base_rows[number] / weight if weight else 1 / len(ranges_met))
+    return [RangeLoad(keys, int(rows), more) for keys, rows, more in zip(ranges, base_rows, unmerged_rows, strict=True)]
 
 
 def merge_adjacent(ranges: Iterable[Range]) -> list[Range]:
@@ -68,13 +68,13 @@ def merge_adjacent(ranges: Iterable[Range]) -> list[Range]:
     return merged
 
 
-def _settled_files(files: Sequence[File]) -> list[File]:
+def _base_files(files: Sequence[File]) -> list[File]:
     """Return, of each origin, the largest files that do not overlap each other."""
 
     def origin(file: File) -> str:
         return file.partition["origin"]
 
-    settled: list[File] = []
+    base_files: list[File] = []
     for _, group in groupby(sorted(files, key=origin), origin):
         spans: list[ColumnSpan] = []
         for file in sorted(group, key=lambda file: (-file.rows, file.path)):
@@ -83,8 +83,8 @@ def _settled_files(files: Sequence[File]) -> list[File]:
             # The chosen spans do not overlap each other, so only the nearest ones need to be compared.
             if not any(keys.overlaps(other) for other in spans[max(0, index - 1) : index + 1]):
                 spans.insert(index, keys)
-                settled.append(file)
-    return settled
+                base_files.append(file)
+    return base_files
 
 
 def _merge_overlapping(files: Iterable[File]) -> list[ColumnSpan]:

@@ -35,7 +35,7 @@ import structlog
 from tarn.child_process import PICKLE, ChildProcess, MessageConnection
 from tarn.errors import QueryTimeout, TarnError, Unavailable
 from tarn.model.ids import new_id
-from tarn.query.engine.low_priority import Processors
+from tarn.query.engine.low_priority import CpuAffinity
 
 log = structlog.get_logger(__name__)
 
@@ -82,7 +82,7 @@ class DuckdbProcess:
         self._lock = Lock()
         self._sessions = 0
         self._is_lost = False
-        self._processors = Processors(self.pid)
+        self._cpu_affinity = CpuAffinity(self.pid)
         self._threads = config["threads"]
         self._tables = ArrowFileCache(Path(config["temp_directory"]))
         try:
@@ -137,14 +137,14 @@ class DuckdbProcess:
         with self._lock, suppress(OSError):
             self._control.send((INTERRUPT, number))
 
-    def share(self, shared: bool) -> None:
+    def set_cpus_shared(self, is_shared: bool) -> None:
         """Restrict the process to a part of the processors, or let it use all of them.
 
         The number of threads is limited to that of the processors, because DuckDB's threads busy-wait for the last
         tasks of a query.
         """
-        if self._processors.share(shared):
-            threads = min(self._threads, self._processors.count)
+        if self._cpu_affinity.set_cpus_shared(is_shared):
+            threads = min(self._threads, self._cpu_affinity.count)
             with self._lock, suppress(OSError):
                 self._control.send((THREADS, threads))
 

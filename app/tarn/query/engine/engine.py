@@ -112,11 +112,11 @@ class ProcessEngine(Engine):
         """Return the id of the child process, or None if it is not running."""
         return None if self._process is None else self._process.pid
 
-    def share(self, shared: bool) -> None:
+    def set_cpus_shared(self, is_shared: bool) -> None:
         """Set whether the process must leave a part of the processors to other work."""
-        self._are_shared = shared
+        self._are_shared = is_shared
         if self._process is not None:
-            self._process.share(shared)
+            self._process.set_cpus_shared(is_shared)
 
     def _start(self, config: dict[str, Any]) -> duckdb.DuckDBPyConnection:
         if self._process is not None:
@@ -126,7 +126,7 @@ class ProcessEngine(Engine):
                 reason = self._process.exit_reason
                 log.warning("query process died; starting another", pid=self._process.pid, reason=reason)
         self._process = DuckdbProcess(config)
-        self._process.share(self._are_shared)
+        self._process.set_cpus_shared(self._are_shared)
         # A DuckdbSession implements the part of the connection interface that reads use.
         return cast("duckdb.DuckDBPyConnection", self._process.session())
 

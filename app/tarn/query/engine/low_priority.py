@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-class Processors:
+class CpuAffinity:
     """The processors on which a process may run: all of ours, or, while they are shared, the second half of them."""
 
     def __init__(self, pid: int) -> None:
@@ -30,16 +30,16 @@ class Processors:
         """Return on how many processors the process may run now."""
         return max(1, len(self._part if self._are_shared else self._all))
 
-    def share(self, shared: bool) -> bool:
+    def set_cpus_shared(self, is_shared: bool) -> bool:
         """Set whether other work needs processors, too. Takes effect at once, also for running threads.
 
         Return whether the setting changed.
         """
-        if shared == self._are_shared or sys.platform != "linux":
+        if is_shared == self._are_shared or sys.platform != "linux":
             return False
-        self._are_shared = shared
+        self._are_shared = is_shared
         with suppress(OSError):  # the process has ended
             for thread in Path(f"/proc/{self._pid}/task").iterdir():
                 with suppress(OSError):  # the thread has ended
-                    os.sched_setaffinity(int(thread.name), self._part if shared else self._all)
+                    os.sched_setaffinity(int(thread.name), self._part if is_shared else self._all)
         return True

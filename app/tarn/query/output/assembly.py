@@ -16,7 +16,10 @@ import pyarrow.compute as pc
 import structlog
 from followthemoney.statement.util import BASE_ID
 
-from tarn.query.ftm_model import (
+from tarn.query.output.captions import CaptionCandidate, choose_caption, invalid_line
+from tarn.query.output.column_text import changes, column, fetch_tables, moment, text_bytes
+from tarn.query.output.entity_lines import assemble_lines
+from tarn.query.output.ftm_model import (
     NO_CAPTION,
     caption_properties,
     caption_rank,
@@ -24,9 +27,6 @@ from tarn.query.ftm_model import (
     resolved_schema,
     schema_label,
 )
-from tarn.query.output.captions import CaptionCandidate, choose_caption, invalid_line
-from tarn.query.output.column_text import changes, column, fetch_tables, moment, text_bytes
-from tarn.query.output.entity_lines import assemble_lines
 from tarn.query.output.long_values import sort_spilled
 
 log = structlog.get_logger(__name__)
@@ -104,7 +104,7 @@ def entity_lines(
             yield lines
         return
     except duckdb.OutOfMemoryException as error:
-        log.info("sort exceeds the memory limit; spilling long values to disk", cause=str(error).partition("\n")[0])
+        log.info("sort exceeds the memory limit; spilling long values to disk", reason=str(error).partition("\n")[0])
     # Entities that were already sent are not sent again: they come in order, and the second attempt starts after them.
     remaining = (_after(last, table) for table in fetch_tables(duck, rows, parameters, batch_rows))
     for entities in _split_at_entities(sort_spilled(duck, remaining, ENTITY, batch_rows)):

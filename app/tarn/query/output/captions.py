@@ -8,7 +8,7 @@ import orjson
 from rigour.langs import LangStr
 from rigour.names.pick import pick_lang_name
 
-from tarn.query.ftm_model import schema_conflict_reason
+from tarn.query.output.ftm_model import schema_conflict_reason
 
 MAX_CHARACTERS = 10_000
 """Total length of the names that one caption is chosen from.

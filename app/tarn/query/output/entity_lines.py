@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from followthemoney.statement.util import BASE_ID
 
-from tarn.query.ftm_model import NO_CAPTION, caption_rank, holds_names, resolved_schema, schema_label
 from tarn.query.output.captions import CaptionCandidate, choose_caption, invalid_line
 from tarn.query.output.column_text import (
     EMPTY,
@@ -29,6 +28,7 @@ from tarn.query.output.column_text import (
     json_strings,
     moments,
 )
+from tarn.query.output.ftm_model import NO_CAPTION, caption_rank, holds_names, resolved_schema, schema_label
 
 LINES = pa.schema([("dataset", TEXT), ("canonical_id", TEXT), ("line", TEXT), ("invalid", pa.bool_())])
 """One row per entity. `line` ends with a newline, so that the column's data buffer is NDJSON."""

@@ -16,7 +16,6 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from followthemoney.statement.serialize import CSV_COLUMNS
 
-from tarn.query.ftm_model import property_type
 from tarn.query.output.column_text import (
     TEXT,
     codes,
@@ -28,6 +27,7 @@ from tarn.query.output.column_text import (
     moments,
     text_bytes,
 )
+from tarn.query.output.ftm_model import property_type
 
 NDJSON = "application/x-ndjson"
 CSV = "text/csv"

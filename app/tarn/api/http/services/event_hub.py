@@ -30,6 +30,9 @@ Result = TypeVar("Result")
 MIN_INTERVAL = 0.01
 """Minimum seconds between two reads, so that many small transactions cause few of them."""
 
+RETRY_SECONDS = 0.5
+"""Seconds after which a read that failed is repeated."""
+
 MAX_BUFFERED = 64
 """Recent events of a stream that are buffered for its followers."""
 
@@ -123,24 +126,32 @@ class Hub:
 
     async def _poll_forever(self) -> None:
         """Read new events when there are some, while there are followers. Goes on while the database is unavailable."""
+        interval = self._settings.event_poll
         try:
             with self._notifications.subscribed_on_loop([EVENTS, ACCESS]) as woken:
+                # A follower may have read its stream before this subscription began.
+                woken.set()
                 while self._watched and not self.stopping:
-                    with move_on_after(self._settings.event_poll):
+                    with move_on_after(interval):
                         await woken.wait()
                         await asyncio.sleep(MIN_INTERVAL)
                     woken.clear()
+                    interval = self._settings.event_poll
                     try:
-                        await self._poll_once()
+                        if await self._poll_once():
+                            woken.set()
                     except TarnError as error:
+                        interval = min(interval, RETRY_SECONDS)
                         log.warning("cannot poll events; retrying", problem=error.slug)
                     except Exception:  # followers would never get another event
+                        interval = min(interval, RETRY_SECONDS)
                         log.exception("polling events failed")
         finally:
             self._polling = None
             self._wake(self._watched.keys())
 
-    async def _poll_once(self) -> None:
+    async def _poll_once(self) -> bool:
+        """Read a page of each stream with new events. Returns whether there are further events."""
         positions = {stream: watched.last for stream, watched in self._watched.items()}
         revision, pages = await self.run(lambda: self._events.after(positions))
         changed = revision != self.revision
@@ -149,6 +160,8 @@ class Hub:
             if (watched := self._watched.get(stream)) is not None:
                 watched.add(page)
         self._wake(self._watched.keys() if changed else pages.keys())
+        # A page that ends where it began is followed by an event of a kind that only a newer version can read.
+        return any(positions[stream] < page.through < page.last for stream, page in pages.items())
 
     async def read(self, stream: str, above: int, job: str | None) -> EventPage:
         """Read a page from SQL. Raises Unavailable."""

@@ -24,7 +24,7 @@ from tarn.access.identity import CachedIdentity
 from tarn.api.http.limits.threads import ADMISSION
 from tarn.api.http.middleware.protocol import ABORT
 from tarn.api.http.services.container import Services
-from tarn.api.http.services.event_hub import Follower
+from tarn.api.http.services.event_hub import RETRY_SECONDS, Follower
 from tarn.api.http.streaming.stream_response import ClientStalled
 from tarn.coordination.events import EventPage
 from tarn.datasets import registry
@@ -154,7 +154,7 @@ class EventStream(Response):
                     return "refused"
             except TarnError:
                 # The database is unavailable: send nothing while access cannot be checked.
-                await self._pause(follower, send, self._services.settings.event_poll, position)
+                await self._pause(follower, send, RETRY_SECONDS, position)
                 continue
             first = False
             if page is None and self._access is not None and self._access.deleted:

@@ -12,8 +12,8 @@ from starlette.responses import StreamingResponse
 from tarn.api.http.limits.threads import iterate_in_threadpool, run_in_threadpool
 from tarn.api.http.problems import Responses
 from tarn.errors import RangeNotSatisfiable
-from tarn.model.datasets.dataset import matches_none_match
-from tarn.storage.store import Entry, Missing, Store
+from tarn.model.entity_tags import matches_none_match
+from tarn.storage.store import Entry, ObjectMissing, Store
 
 ONE_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})$", re.ASCII)
 """At most 18 digits: no file is larger, and Python refuses to parse numbers of thousands of digits."""
@@ -44,14 +44,14 @@ class FileSlice(NamedTuple):
 async def file_response(
     store: Store, request: Request, path: str, media_type: str, name: str, tag: str | None = None
 ) -> Response:
-    """Respond with a file. Its entity tag is `tag`, or else the store's. Raises Missing, RangeNotSatisfiable.
+    """Respond with a file. Its entity tag is `tag`, or else the store's. Raises ObjectMissing, RangeNotSatisfiable.
 
     HTTP allows to ignore a range: an invalid range, or several, get the whole file. So does any range of an empty file:
     some clients always ask for a range, and an empty file has none that could be satisfied.
     """
     entry = await run_in_threadpool(store.head, path)
     if entry is None:
-        raise Missing(path)
+        raise ObjectMissing(path)
     if tag is not None:
         entry = replace(entry, etag=tag)
     headers = _headers(entry, name)

@@ -40,13 +40,13 @@ class ResultRows:
         return file.getvalue()
 
     def answer(self, form: str, headers: dict[str, str]) -> Response:
-        return Response(FORMS[form](self), headers=headers, media_type=form)
+        return Response(SERIALIZERS[form](self), headers=headers, media_type=form)
 
     def _table(self) -> pa.Table:
         return pa.Table.from_pylist(list(self.rows), schema=self.schema)
 
 
-FORMS: dict[str, Callable[[ResultRows], bytes]] = {
+SERIALIZERS: dict[str, Callable[[ResultRows], bytes]] = {
     "application/x-ndjson": ResultRows.ndjson,
     "application/vnd.apache.parquet": ResultRows.parquet,
     "application/vnd.apache.arrow.stream": ResultRows.arrow,
@@ -56,12 +56,12 @@ FORMS: dict[str, Callable[[ResultRows], bytes]] = {
 
 def described(headers: dict[str, Any]) -> Responses:
     """Return the OpenAPI description of a response in one of the row formats."""
-    content = {form: {"schema": {"type": "string", "format": "binary"}} for form in FORMS}
+    content = {form: {"schema": {"type": "string", "format": "binary"}} for form in SERIALIZERS}
     return {200: {"description": "Rows", "content": content, "headers": headers}}
 
 
 async def _form(request: Request) -> str:
-    return preferred(request.headers.get("accept"), tuple(FORMS))
+    return preferred(request.headers.get("accept"), tuple(SERIALIZERS))
 
 
 FormDep = Annotated[str, Depends(_form)]

@@ -31,7 +31,7 @@ def top(
     session: CommandSession,
     every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between two updates.")] = 2.0,
     once: Annotated[
-        bool, typer.Option("--once", help="Print the state once and exit; always so in a pipe and with --json.")
+        bool, typer.Option("--once", help="Print the state once and exit; implied in a pipe and by --json.")
     ] = False,
 ) -> None:
     """Show live activity: journal depth, flush lag, jobs, workers and tenants. Ctrl-C ends it."""

@@ -1,6 +1,6 @@
 """`tarn jobs`: list, show, follow, cancel and retry background jobs."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from tarn_client.events import follow as follow_events
@@ -14,33 +14,6 @@ from tarn.cli.session import CommandSession, client_command
 app = typer.Typer(no_args_is_help=True, help="List, show, follow, cancel and retry background jobs.")
 
 JobId = Annotated[str, typer.Argument(metavar="ID")]
-
-SHOWN_PROPERTIES = 5
-"""Number of properties listed in the summary of omitted values."""
-
-
-def outcome(session: CommandSession, job: dict[str, Any]) -> None:
-    """Print a job: in full as JSON or while it runs; otherwise only its result."""
-    result = {field: value for field, value in (job["result"] or {}).items() if field != "operation"}
-    over = job["finished"] is not None and not session.output.as_json
-    omitted = result.get("omitted") or {"count": 0}
-    summary = {field: job[field] for field in ("operation", "dataset", "state")} | result
-    summary |= {"omitted": omitted["count"]} if "omitted" in result else {}
-    session.output.record(summary if over else job)
-    if omitted["count"]:
-        session.output.note(_omitted_summary(omitted))
-
-
-def _omitted_summary(omitted: dict[str, Any]) -> str:
-    """Return one line on the values that a job omitted: the count, the properties, and the first value."""
-    counts = sorted(omitted["by_property"].items(), key=lambda item: -item[1])
-    shown = ", ".join(f"{name} {count}" for name, count in counts[:SHOWN_PROPERTIES])
-    others = len(counts) - SHOWN_PROPERTIES
-    more = f" and {others} other properties" if others > 0 else ""
-    first = omitted["first"][0]
-    line = "" if first["line"] is None else f"line {first['line']}, "
-    example = f"{line}{first['property']} {first['value']!r}: {first['reason']}"
-    return f"{omitted['count']} values were left out: {shown}{more}; the first: {example}"
 
 
 @client_command(app, "list")

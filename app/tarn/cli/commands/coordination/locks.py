@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 from tarn_client.paths import path_of
 
-from tarn.cli.commands.datasets.datasets import BASE
-from tarn.cli.commands.datasets.entities import Dataset
+from tarn.cli.connection import DATASETS
+from tarn.cli.options import Dataset
 from tarn.cli.session import CommandSession, client_command
 
 app = typer.Typer(no_args_is_help=True, help="Take, refresh and release named locks that expire.")
@@ -21,7 +21,7 @@ Ttl = Annotated[float, typer.Option(metavar="SECONDS", help="Seconds until the l
 @client_command(app, "list")
 def list_locks(session: CommandSession, dataset: Dataset) -> None:
     """List your locks on a dataset that were not released."""
-    locks = session.connection.each(path_of(BASE, dataset, "locks"))
+    locks = session.connection.each(path_of(DATASETS, dataset, "locks"))
     session.output.table(locks, "name", "holder", "fence", "taken", "expires")
 
 
@@ -38,7 +38,7 @@ def take(
 
     Example: TOKEN=$(tarn locks take donations nightly --ttl 600 --quiet)
     """
-    lock = session.connection.write("PUT", path_of(BASE, dataset, "locks", name), {"ttl": ttl, "holder": holder})
+    lock = session.connection.write("PUT", path_of(DATASETS, dataset, "locks", name), {"ttl": ttl, "holder": holder})
     if quiet:
         typer.echo(lock["token"])
     else:
@@ -47,15 +47,15 @@ def take(
 
 @client_command(app, "refresh")
 def refresh(session: CommandSession, dataset: Dataset, name: Name, token: Token, ttl: Ttl = 60) -> None:
-    """Extend a lock; exits with 1 if it was lost."""
-    lock = session.connection.write("PUT", path_of(BASE, dataset, "locks", name), {"ttl": ttl, "token": token})
+    """Extend a lock; exits with 1 if the lock expired or another holder has it."""
+    lock = session.connection.write("PUT", path_of(DATASETS, dataset, "locks", name), {"ttl": ttl, "token": token})
     session.output.record(lock)
 
 
 @client_command(app, "release")
 def release(session: CommandSession, dataset: Dataset, name: Name, token: Token) -> None:
     """Release a lock."""
-    session.connection.write("DELETE", path_of(BASE, dataset, "locks", name), params={"token": token})
+    session.connection.write("DELETE", path_of(DATASETS, dataset, "locks", name), params={"token": token})
     session.output.note(f"the lock {name} is free")
 
 

@@ -4,19 +4,15 @@ from typing import Annotated, Any
 
 import typer
 from tarn_client.jobs import require_success, wait_for_job
-from tarn_client.paths import path_of
 
-from tarn.cli.commands.coordination.jobs import outcome
 from tarn.cli.completion import dataset_names
+from tarn.cli.jobs import Name, Wait, operation_path, outcome, start_and_wait
 from tarn.cli.options import Quiet
 from tarn.cli.output.progress import progress
 from tarn.cli.session import CommandSession
 
-Name = Annotated[str, typer.Argument(metavar="DATASET", autocompletion=dataset_names)]
 POLL_SECONDS = 1.0
 """Seconds between two polls of a job's progress."""
-
-Wait = Annotated[bool, typer.Option(help="Wait until the job has finished.")]
 
 
 def flush(
@@ -28,7 +24,7 @@ def flush(
     wait: Annotated[bool, typer.Option(help="Wait until the job has finished.")] = True,
 ) -> None:
     """Flush the journal into snapshots: of one dataset, or of all that you may maintain."""
-    path = "/v1/operations/flush" if dataset is None else _path(dataset, "flush")
+    path = "/v1/operations/flush" if dataset is None else operation_path(dataset, "flush")
     _run_job(session, path, {}, wait)
 
 
@@ -39,12 +35,12 @@ def compact(
     wait: Wait = True,
 ) -> None:
     """Merge new files and the translog of older ones into sorted files."""
-    _run_job(session, _path(dataset, "compact"), {"force": force}, wait)
+    _run_job(session, operation_path(dataset, "compact"), {"force": force}, wait)
 
 
 def optimize(session: CommandSession, dataset: Name, wait: Wait = True) -> None:
     """Merge small files into larger ones."""
-    _run_job(session, _path(dataset, "optimize"), {}, wait)
+    _run_job(session, operation_path(dataset, "optimize"), {}, wait)
 
 
 def vacuum(
@@ -62,7 +58,7 @@ def vacuum(
     body: dict[str, Any] = {"dry_run": dry_run, "override_floor": override_floor}
     if retention_hours is not None:
         body["retention_hours"] = retention_hours
-    _run_job(session, _path(dataset, "vacuum"), body, wait)
+    _run_job(session, operation_path(dataset, "vacuum"), body, wait)
 
 
 def verify(
@@ -72,7 +68,7 @@ def verify(
     wait: Wait = True,
 ) -> None:
     """Check that all files of a dataset exist and are consistent. Exits with 1 if not."""
-    job = _run_job(session, _path(dataset, "verify"), {"repair": repair}, wait)
+    job = _run_job(session, operation_path(dataset, "verify"), {"repair": repair}, wait)
     findings = (job["result"] or {}).get("findings", ())
     if not all(finding["repaired"] for finding in findings):
         raise typer.Exit(1)
@@ -91,7 +87,10 @@ def revert(
         raise typer.BadParameter("give either --to or --undo")
     body = {"to": to, "undo": undo, "message": message}
     _run_job(
-        session, _path(dataset, "revert"), {name: value for name, value in body.items() if value is not None}, wait
+        session,
+        operation_path(dataset, "revert"),
+        {name: value for name, value in body.items() if value is not None},
+        wait,
     )
 
 
@@ -107,7 +106,7 @@ def purge(
     """Erase entities permanently: from every file, and expire every older snapshot."""
     if not confirm:
         raise typer.BadParameter("a purge cannot be undone: give --confirm")
-    _run_job(session, _path(dataset, "purge"), {"entity_ids": entity_ids, "confirm": True}, wait)
+    _run_job(session, operation_path(dataset, "purge"), {"entity_ids": entity_ids, "confirm": True}, wait)
 
 
 def crawl(
@@ -131,7 +130,7 @@ def crawl(
     """
     body = {"uri": uri, "prefix": prefix, "existing": existing, "origin": origin}
     job = session.connection.write(
-        "POST", _path(dataset, "crawl"), body | {"glob": glob or [], "exclude": exclude or []}
+        "POST", operation_path(dataset, "crawl"), body | {"glob": glob or [], "exclude": exclude or []}
     )
     if wait:
         session.output.note(f"waiting for the job {job['id']}")
@@ -139,29 +138,10 @@ def crawl(
     outcome(session, job)
 
 
-def start_job(
-    session: CommandSession, dataset: str, operation: str, body: dict[str, Any], wait: bool
-) -> dict[str, Any]:
-    """Start a job, and wait for its end if `wait`. Raises the job's problem if it failed."""
-    return _start_and_wait(session, _path(dataset, operation), body, wait)
-
-
-def _path(dataset: str, operation: str) -> str:
-    return path_of("/v1/datasets", dataset, "operations", operation)
-
-
 def _run_job(session: CommandSession, path: str, body: dict[str, Any], wait: bool) -> dict[str, Any]:
     """Start a job, wait for its end if `wait`, and show it. Raises the job's problem if it failed."""
-    job = _start_and_wait(session, path, body, wait)
+    job = start_and_wait(session, path, body, wait)
     outcome(session, job)
-    return job
-
-
-def _start_and_wait(session: CommandSession, path: str, body: dict[str, Any], wait: bool) -> dict[str, Any]:
-    job = session.connection.write("POST", path, body)
-    if wait:
-        session.output.note(f"waiting for the job {job['id']}")
-        job = require_success(wait_for_job(session.connection, job["id"]))
     return job
 
 

@@ -7,11 +7,10 @@ from typing import Annotated, Any, Literal
 import typer
 from tarn_client.paths import path_of
 
-from tarn.cli.commands.datasets.datasets import BASE
-from tarn.cli.commands.datasets.entities import Dataset
+from tarn.cli.connection import DATASETS
 from tarn.cli.failures import Misuse
 from tarn.cli.input.files import STDIN
-from tarn.cli.options import Origin
+from tarn.cli.options import Dataset, Origin
 from tarn.cli.session import CommandSession, client_command
 
 app = typer.Typer(
@@ -43,7 +42,7 @@ def add(
     """
     item = {"action": action.upper(), "resource": resource, "payload": _parsed(payload), "shared": shared}
     item |= {name: value for name, value in (("to", to), ("origin", origin)) if value is not None}
-    added = session.connection.write("POST", path_of(BASE, dataset, "queue"), item)
+    added = session.connection.write("POST", path_of(DATASETS, dataset, "queue"), item)
     if quiet:
         typer.echo(added["id"])
     else:
@@ -60,14 +59,14 @@ def list_items(
 ) -> None:
     """List items that you sent or that are addressed to you, oldest first; with --from, those of one tenant."""
     params: dict[str, Any] = {"from": sender, "state": state, "after": after}
-    items = session.connection.each(path_of(BASE, dataset, "queue"), params)
+    items = session.connection.each(path_of(DATASETS, dataset, "queue"), params)
     session.output.table(items, "id", "tenant", "to", "action", "resource", "state", "attempts", "created")
 
 
 @client_command(app, "show")
 def show(session: CommandSession, dataset: Dataset, item: ItemId) -> None:
     """Show an item and its state."""
-    session.output.record(session.connection.read(path_of(BASE, dataset, "queue", item)))
+    session.output.record(session.connection.read(path_of(DATASETS, dataset, "queue", item)))
 
 
 @client_command(app, "pop")
@@ -82,7 +81,7 @@ def pop(
 
     Example: tarn queue pop donations --lease 600 --json > item.json
     """
-    item = session.connection.write("POST", path_of(BASE, dataset, "queue", "pop"), {"lease": lease})
+    item = session.connection.write("POST", path_of(DATASETS, dataset, "queue", "pop"), {"lease": lease})
     if not item:
         session.output.note("there is no item to take")
         raise typer.Exit(1)
@@ -99,19 +98,19 @@ def ack(
 ) -> None:
     """Acknowledge an item that you took as done, or report with --error why it failed."""
     body = {"token": token} | ({} if error is None else {"error": error})
-    session.output.record(session.connection.write("POST", path_of(BASE, dataset, "queue", item, "ack"), body))
+    session.output.record(session.connection.write("POST", path_of(DATASETS, dataset, "queue", item, "ack"), body))
 
 
 @client_command(app, "retry")
 def retry(session: CommandSession, dataset: Dataset, item: ItemId) -> None:
     """Retry a dead item."""
-    session.output.record(session.connection.write("POST", path_of(BASE, dataset, "queue", item, "retry")))
+    session.output.record(session.connection.write("POST", path_of(DATASETS, dataset, "queue", item, "retry")))
 
 
 @client_command(app, "delete")
 def delete(session: CommandSession, dataset: Dataset, item: ItemId) -> None:
     """Delete an item from the queue; its effects stay."""
-    session.connection.write("DELETE", path_of(BASE, dataset, "queue", item))
+    session.connection.write("DELETE", path_of(DATASETS, dataset, "queue", item))
     session.output.note(f"the item {item} is deleted")
 
 

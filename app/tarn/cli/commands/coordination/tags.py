@@ -6,39 +6,37 @@ from typing import Annotated, Any
 import typer
 from tarn_client.paths import path_of
 
-from tarn.cli.commands.datasets.datasets import BASE
-from tarn.cli.commands.datasets.entities import Dataset
+from tarn.cli.connection import DATASETS
 from tarn.cli.failures import Misuse
+from tarn.cli.options import Dataset
 from tarn.cli.session import CommandSession, client_command
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="List, get, set and compare tags: timestamps of processing steps, your own and those of the lake.",
+    help="List, get, set and compare tags: timestamps of processing steps, your own and system tags.",
 )
 
-Key = Annotated[
-    str, typer.Argument(metavar="KEY", help="Names joined by slashes; the lake's tags begin with lakehouse/.")
-]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="Names joined by slashes; system tags begin with lakehouse/.")]
 
 
 @client_command(app, "list")
 def list_tags(
     session: CommandSession,
     dataset: Dataset,
-    prefix: Annotated[str, typer.Option(help="Only keys with this prefix; lakehouse/ for the lake's tags.")] = "",
+    prefix: Annotated[str, typer.Option(help="Only keys with this prefix; lakehouse/ for system tags.")] = "",
 ) -> None:
     """List your tags on a dataset.
 
     Example: tarn tags list donations --prefix lakehouse/
     """
-    tags = session.connection.each(path_of(BASE, dataset, "tags"), {"prefix": prefix or None})
+    tags = session.connection.each(path_of(DATASETS, dataset, "tags"), {"prefix": prefix or None})
     session.output.table(tags, "key", "at", "value")
 
 
 @client_command(app, "get")
 def get(session: CommandSession, dataset: Dataset, tag: Key) -> None:
     """Show a tag."""
-    session.output.record(session.connection.read(path_of(BASE, dataset, "tag"), params={"key": tag}))
+    session.output.record(session.connection.read(path_of(DATASETS, dataset, "tag"), params={"key": tag}))
 
 
 @client_command(app, "set")
@@ -60,14 +58,14 @@ def set_tag(
     if value is not None:
         body["value"] = _parsed(value)
     session.output.record(
-        session.connection.write("PUT", path_of(BASE, dataset, "tag"), body or None, params={"key": tag})
+        session.connection.write("PUT", path_of(DATASETS, dataset, "tag"), body or None, params={"key": tag})
     )
 
 
 @client_command(app, "delete")
 def delete(session: CommandSession, dataset: Dataset, tag: Key) -> None:
     """Delete a tag."""
-    session.connection.write("DELETE", path_of(BASE, dataset, "tag"), params={"key": tag})
+    session.connection.write("DELETE", path_of(DATASETS, dataset, "tag"), params={"key": tag})
     session.output.note(f"the tag {tag} is deleted")
 
 
@@ -82,7 +80,7 @@ def is_latest(
 
     Example: tarn tags is-latest donations mine/index lakehouse/statements/last_updated
     """
-    path = path_of(BASE, dataset, "tag", "is_latest")
+    path = path_of(DATASETS, dataset, "tag", "is_latest")
     result = session.connection.read(path, params={"key": tag, "dep": dep})
     session.output.record(result)
     if not result["latest"]:

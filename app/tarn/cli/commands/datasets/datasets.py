@@ -8,14 +8,14 @@ from tarn_client.errors import Problem
 from tarn_client.jobs import wait_for_job
 from tarn_client.paths import path_of
 
-from tarn.cli.commands.coordination.jobs import outcome
 from tarn.cli.commands.datasets.metadata import Assignments, Description, File, Summary, Title, read_metadata
 from tarn.cli.completion import dataset_names
+from tarn.cli.connection import DATASETS
 from tarn.cli.failures import Misuse
+from tarn.cli.jobs import outcome
 from tarn.cli.options import IfMatch, conditions
 from tarn.cli.session import CommandSession, Yes, client_command
 
-BASE = "/v1/datasets"
 app = typer.Typer(no_args_is_help=True, help="Create, show, update and delete datasets.")
 
 Dataset = Annotated[str, typer.Argument(metavar="NAME", help="The dataset's name.", autocompletion=dataset_names)]
@@ -24,7 +24,7 @@ Dataset = Annotated[str, typer.Argument(metavar="NAME", help="The dataset's name
 @client_command(app, "list")
 def list_datasets(session: CommandSession) -> None:
     """List the datasets you may read."""
-    session.output.table(session.connection.each(BASE), "name", "title", "created")
+    session.output.table(session.connection.each(DATASETS), "name", "title", "created")
 
 
 @client_command(app, "create")
@@ -42,7 +42,7 @@ def create(
     Example: tarn datasets create donations --title Donations --set publisher.name=Parliament
     """
     metadata = read_metadata(file, assignments, title=title, summary=summary, description=description)
-    session.output.record(session.connection.write("POST", BASE, metadata.body() | {"name": name}))
+    session.output.record(session.connection.write("POST", DATASETS, metadata.body() | {"name": name}))
 
 
 @client_command(app, "show")
@@ -52,7 +52,7 @@ def show(
     etag: Annotated[bool, typer.Option("--etag", help="Print only the entity tag, for --if-match.")] = False,
 ) -> None:
     """Show a dataset's configuration."""
-    config, tag = session.connection.read_with_etag(path_of(BASE, name))
+    config, tag = session.connection.read_with_etag(path_of(DATASETS, name))
     if etag:
         typer.echo(tag)
     else:
@@ -79,7 +79,7 @@ def update(
     metadata = read_metadata(file, assignments, title=title, summary=summary, description=description)
     if not metadata:
         raise Misuse("there is nothing to change: give --title, --summary, --description, --set or --file")
-    path, current = path_of(BASE, name), None
+    path, current = path_of(DATASETS, name), None
     if metadata.extends:
         # The API replaces whole fields; the tag ensures that the field has not changed since it was read.
         current, tag = session.connection.read_with_etag(path)
@@ -97,7 +97,7 @@ def delete(
 ) -> None:
     """Delete a dataset and everything in it. It is hidden immediately; a job deletes its files."""
     session.confirm(f"Delete the dataset {name} and everything in it?", yes)
-    job = session.connection.write("DELETE", path_of(BASE, name), params={"confirm": name})
+    job = session.connection.write("DELETE", path_of(DATASETS, name), params={"confirm": name})
     if wait:
         session.output.note(f"waiting for the job {job['id']}")
         job = wait_for_job(session.connection, job["id"])
@@ -109,7 +109,7 @@ def delete(
 @client_command(app, "versions")
 def versions(session: CommandSession, name: Dataset) -> None:
     """List former versions of a dataset's documents, newest first."""
-    session.output.table(session.connection.each(path_of(BASE, name, "versions")), "timestamp", "name", "size")
+    session.output.table(session.connection.each(path_of(DATASETS, name, "versions")), "timestamp", "name", "size")
 
 
 @client_command(app, "version")
@@ -124,4 +124,6 @@ def version(
     Example: tarn datasets version donations 20300131T120000.000000Z config.yml
     """
     sys.stdout.flush()
-    sys.stdout.buffer.write(session.connection.request("GET", path_of(BASE, name, "versions", timestamp, file)).content)
+    sys.stdout.buffer.write(
+        session.connection.request("GET", path_of(DATASETS, name, "versions", timestamp, file)).content
+    )

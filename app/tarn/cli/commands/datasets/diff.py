@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 from tarn_client.paths import path_of
 
-from tarn.cli.commands.datasets.datasets import BASE, Dataset
+from tarn.cli.commands.datasets.datasets import Dataset
+from tarn.cli.connection import DATASETS
 from tarn.cli.options import Out, Quiet
 from tarn.cli.output.invalid_entities import OmittedEntities
 from tarn.cli.output.streams import print_records
@@ -25,6 +26,6 @@ def diff(
     Example: tarn diff donations 11 latest | jq -r 'select(.op == "DEL") | .id'
     """
     invalid = OmittedEntities(name)
-    path = path_of(BASE, name, "snapshots", before, "diff", after, "stream")
+    path = path_of(DATASETS, name, "snapshots", before, "diff", after, "stream")
     print_records(session, path, {}, out, quiet, omitted=invalid)
     invalid.summarise_shown()

@@ -10,15 +10,14 @@ from tarn_client.dataset import ROUTE_NAMES
 from tarn_client.dataset import Dataset as ClientDataset
 from tarn_client.paths import path_of
 
-from tarn.cli.commands.datasets.datasets import BASE
-from tarn.cli.completion import dataset_names
-from tarn.cli.connection import TIMEOUT
+from tarn.cli.connection import DATASETS, TIMEOUT
 from tarn.cli.failures import FAILURES, Misuse
 from tarn.cli.input.files import STDIN, entity_type, open_input
 from tarn.cli.input.upload import load as send
 from tarn.cli.options import (
     At,
     Commit,
+    Dataset,
     Fresh,
     Ids,
     InputPath,
@@ -45,9 +44,8 @@ app = typer.Typer(no_args_is_help=True, help="Load, get, query and delete entiti
 FLUSH_SECONDS = 60.0
 """Maximum seconds that a server takes for the flush requested by a read."""
 
-KINDS = {"ndjson": "application/x-ndjson", "json": "application/json"}
+MEDIA_TYPES = {"ndjson": "application/x-ndjson", "json": "application/json"}
 
-Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's name.", autocompletion=dataset_names)]
 EntityId = Annotated[str, typer.Argument(metavar="ID", help="An entity id, canonical id or referent.")]
 
 
@@ -162,7 +160,7 @@ def load(
     """
     params = {"origin": origin, "on_error": on_error, "values": values, "strict": strict, "commit": commit}
     with open_input(file) as source:
-        send(session, _path(dataset), source, KINDS[kind] if kind else entity_type(source), params, quiet)
+        send(session, _path(dataset), source, MEDIA_TYPES[kind] if kind else entity_type(source), params, quiet)
 
 
 @client_command(app, "delete")
@@ -207,7 +205,7 @@ def adjacent(
 
 
 def _path(dataset: str, *below: str) -> str:
-    return path_of(BASE, dataset, "entities", *below)
+    return path_of(DATASETS, dataset, "entities", *below)
 
 
 def _condition(where: str | None, filters: dict[str, list[str] | None]) -> Any:

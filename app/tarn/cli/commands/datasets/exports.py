@@ -5,8 +5,7 @@ from typing import Annotated, Any
 import typer
 from tarn_client.paths import path_of
 
-from tarn.cli.commands.coordination.jobs import outcome
-from tarn.cli.commands.coordination.operations import Name, Wait, start_job
+from tarn.cli.jobs import Name, Wait, outcome, start_job
 from tarn.cli.output.invalid_entities import OmittedEntities
 from tarn.cli.output.streams import print_bytes
 from tarn.cli.session import CommandSession

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 from tarn_client.paths import path_of
 
-from tarn.cli.commands.datasets.datasets import BASE
 from tarn.cli.completion import dataset_names
-from tarn.cli.connection import LONG_TIMEOUT, TIMEOUT
+from tarn.cli.connection import DATASETS, LONG_TIMEOUT, TIMEOUT
 from tarn.cli.failures import FAILURES, Misuse
 from tarn.cli.input.files import STDIN, open_input
 from tarn.cli.options import IfMatch, IfNoneMatch, Out, Quiet, conditions
@@ -230,4 +229,4 @@ def _newest(session: CommandSession, dataset: str, name: str) -> dict[str, Any]:
 
 
 def _path(dataset: str, *below: str) -> str:
-    return path_of(BASE, dataset, "files", *below)
+    return path_of(DATASETS, dataset, "files", *below)

@@ -8,8 +8,8 @@ import typer
 from tarn_client.errors import Problem
 from tarn_client.paths import path_of
 
-from tarn.cli.commands.datasets.datasets import BASE
 from tarn.cli.completion import dataset_names
+from tarn.cli.connection import DATASETS
 from tarn.cli.failures import Misuse
 from tarn.cli.input.files import STATEMENT_TYPES, STDIN, InputFile, entity_type, open_input, statement_type
 from tarn.cli.input.upload import load as send
@@ -59,7 +59,7 @@ def load(
         if create:
             _create(session, name)
         session.output.note(f"loading {records} into {name}")
-        send(session, path_of(BASE, name, records), source, kind, params, quiet)
+        send(session, path_of(DATASETS, name, records), source, kind, params, quiet)
 
 
 def _named_for(file: str) -> str:
@@ -92,7 +92,7 @@ def _first(begin: bytes) -> dict[str, Any]:
 
 def _create(session: CommandSession, name: str) -> None:
     try:
-        session.connection.write("POST", BASE, {"name": name})
+        session.connection.write("POST", DATASETS, {"name": name})
     except Problem as problem:
         if problem.slug != "already-exists":
             raise

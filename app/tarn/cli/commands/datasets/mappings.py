@@ -6,12 +6,10 @@ import typer
 from tarn_client.jobs import require_success, wait_for_job
 from tarn_client.paths import path_of
 
-from tarn.cli.commands.coordination.jobs import outcome
-from tarn.cli.commands.coordination.operations import Wait
-from tarn.cli.commands.datasets.datasets import BASE
-from tarn.cli.commands.datasets.entities import Dataset
+from tarn.cli.connection import DATASETS
 from tarn.cli.failures import Misuse
-from tarn.cli.options import Quiet
+from tarn.cli.jobs import Wait, outcome
+from tarn.cli.options import Dataset, Quiet
 from tarn.cli.output.progress import progress
 from tarn.cli.session import CommandSession, client_command
 
@@ -59,7 +57,7 @@ def get(session: CommandSession, dataset: Dataset, content_hash: Hash) -> None:
 @client_command(app, "ls")
 def ls(session: CommandSession, dataset: Dataset) -> None:
     """List a dataset's mappings."""
-    session.output.table(session.connection.each(path_of(BASE, dataset, "mappings")), "content_hash", "processed")
+    session.output.table(session.connection.each(path_of(DATASETS, dataset, "mappings")), "content_hash", "processed")
 
 
 @client_command(app, "run")
@@ -77,7 +75,7 @@ def run(
     """Create entities from the rows of a file, replacing those of the last run."""
     options = {"encoding": encoding, "delimiter": delimiter, "sheet": sheet}
     body = {"force": force} | {name: value for name, value in options.items() if value is not None}
-    job = session.connection.write("POST", path_of(BASE, dataset, "mappings", content_hash, "process"), body)
+    job = session.connection.write("POST", path_of(DATASETS, dataset, "mappings", content_hash, "process"), body)
     if wait:
         session.output.note(f"waiting for the job {job['id']}")
         job = require_success(_wait_with_progress(session, job, quiet))
@@ -100,4 +98,4 @@ def _wait_with_progress(session: CommandSession, job: dict[str, Any], quiet: boo
 
 
 def _path(dataset: str, content_hash: str) -> str:
-    return path_of(BASE, dataset, "mappings", content_hash)
+    return path_of(DATASETS, dataset, "mappings", content_hash)

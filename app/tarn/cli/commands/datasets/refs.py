@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 from tarn_client.paths import path_of
 
-from tarn.cli.commands.datasets.datasets import BASE
-from tarn.cli.commands.datasets.entities import Dataset
+from tarn.cli.connection import DATASETS
+from tarn.cli.options import Dataset
 from tarn.cli.session import CommandSession, client_command
 
 app = typer.Typer(
@@ -20,7 +20,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The ref's name.")]
 @client_command(app, "list")
 def list_refs(session: CommandSession, dataset: Dataset) -> None:
     """List a dataset's refs."""
-    refs = session.connection.each(path_of(BASE, dataset, "refs"))
+    refs = session.connection.each(path_of(DATASETS, dataset, "refs"))
     session.output.table(refs, "name", "seq", "snapshot", "tenant", "updated")
 
 
@@ -35,17 +35,19 @@ def set_ref(
 
     Example: tarn refs set donations published 12
     """
-    session.output.record(session.connection.write("PUT", path_of(BASE, dataset, "refs", name), {"snapshot": snapshot}))
+    session.output.record(
+        session.connection.write("PUT", path_of(DATASETS, dataset, "refs", name), {"snapshot": snapshot})
+    )
 
 
 @client_command(app, "show")
 def show(session: CommandSession, dataset: Dataset, name: Name) -> None:
     """Show a ref."""
-    session.output.record(session.connection.read(path_of(BASE, dataset, "refs", name)))
+    session.output.record(session.connection.read(path_of(DATASETS, dataset, "refs", name)))
 
 
 @client_command(app, "delete")
 def delete(session: CommandSession, dataset: Dataset, name: Name) -> None:
     """Delete a ref. The snapshot then expires by the dataset's retention policy."""
-    session.connection.write("DELETE", path_of(BASE, dataset, "refs", name))
+    session.connection.write("DELETE", path_of(DATASETS, dataset, "refs", name))
     session.output.note(f"the ref {name} is deleted")

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 from tarn_client.paths import path_of
 
-from tarn.cli.commands.datasets.datasets import BASE, Dataset
+from tarn.cli.commands.datasets.datasets import Dataset
+from tarn.cli.connection import DATASETS
 from tarn.cli.session import CommandSession, client_command
 
 app = typer.Typer(no_args_is_help=True, help="Show a snapshot of a dataset.")
@@ -25,7 +26,7 @@ def log(
 
     Example: tarn log donations --limit 10
     """
-    entries = session.connection.each(path_of(BASE, name, "snapshots"), limit=limit)
+    entries = session.connection.each(path_of(DATASETS, name, "snapshots"), limit=limit)
     session.output.table(entries if session.output.as_json else map(_line, entries), *COLUMNS)
 
 
@@ -35,7 +36,7 @@ def show(session: CommandSession, name: Dataset, snapshot: Snapshot = "latest") 
 
     Example: tarn snapshot show donations 12 --json
     """
-    manifest = session.connection.read(path_of(BASE, name, "snapshots", snapshot))
+    manifest = session.connection.read(path_of(DATASETS, name, "snapshots", snapshot))
     session.output.record(manifest if session.output.as_json else dict(_summary(manifest)))
 
 

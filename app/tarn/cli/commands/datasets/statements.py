@@ -7,13 +7,13 @@ import typer
 from tarn_client.ndjson import NDJSON
 from tarn_client.paths import path_of
 
-from tarn.cli.commands.datasets.datasets import BASE
-from tarn.cli.commands.datasets.entities import Dataset
+from tarn.cli.connection import DATASETS
 from tarn.cli.input.files import STATEMENT_TYPES, open_input, statement_type
 from tarn.cli.input.upload import load as send
 from tarn.cli.options import (
     At,
     Commit,
+    Dataset,
     Fresh,
     Ids,
     InputPath,
@@ -137,7 +137,7 @@ def delete(
 
 
 def _path(dataset: str, *below: str) -> str:
-    return path_of(BASE, dataset, "statements", *below)
+    return path_of(DATASETS, dataset, "statements", *below)
 
 
 def _print(

@@ -28,7 +28,7 @@ def _check(value: Any, place: tuple[str, ...], deeper: int) -> None:
     if value is None or isinstance(value, bool):
         return
     if isinstance(value, str):
-        _require(_is_text(value), place, "has half of a surrogate pair, which is no text")
+        _require(_is_text(value), place, "contains an unpaired surrogate")
     elif isinstance(value, float):
         _require(math.isfinite(value), place, "is NaN or infinite, which JSON does not have")
     elif isinstance(value, int):

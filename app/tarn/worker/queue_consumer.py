@@ -17,7 +17,7 @@ from tarn.archive import documents
 from tarn.archive.fetching.fetch import Fetcher
 from tarn.archive.files import Archive
 from tarn.coordination import queue
-from tarn.coordination.queue import Settled, StartedItem
+from tarn.coordination.queue import ItemAlreadySettled, StartedItem
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.idempotency import IdempotencyKey
@@ -47,7 +47,7 @@ ITEMS_PER_DATASET = 50
 ACTION = "work_off_queue_item"
 
 
-class Consumer:
+class QueueConsumer:
     """Processes queue items. Its leases belong to one owner, the worker."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Consumer:
         item: QueueItem | None
         try:
             item = self._apply(dataset, started, lease_renewal)
-        except Settled:
+        except ItemAlreadySettled:
             return True
         except LockLost:
             raise
@@ -130,7 +130,7 @@ class Consumer:
         try:
             with self._database.write() as connection:
                 return queue.fail(connection, dataset, item, known)
-        except Settled:
+        except ItemAlreadySettled:
             return None
 
     # Entities

@@ -3,7 +3,7 @@
 from threading import Event
 
 import pytest
-from tarn.storage.chunk_queue import AHEAD, Abandoned, pump
+from tarn.storage.chunk_queue import AHEAD, SourceAborted, pump
 
 
 def test_chunks_arrive_in_order_and_are_counted():
@@ -43,7 +43,7 @@ def test_failing_source_abandons_the_sender_and_its_error_is_raised():
     def send(chunks):
         try:
             list(chunks)
-        except Abandoned as error:
+        except SourceAborted as error:
             errors.append(error)
             raise
 

@@ -84,7 +84,7 @@ def test_dataset_with_a_large_share_of_unsorted_rows_is_compacted(
     maintainer: Worker,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("tarn.worker.maintenance_schedule.WORTH_A_JOB", 100)
+    monkeypatch.setattr("tarn.worker.maintenance_schedule.MIN_UNMERGED_ROWS", 100)
     write(api, "many", 200)
     flush()
     inserts = schedule.enqueue_due()

@@ -1,4 +1,4 @@
-"""A parser process with thresholds that small bodies exceed: `python -m tests.journal.low_parser`."""
+"""A parser process with thresholds that small bodies exceed: `python -m tests.journal.parser_with_low_limits`."""
 
 import sys
 from collections.abc import Callable

@@ -18,7 +18,7 @@ Parsed = TypeVar("Parsed")
 
 
 def read_document(store: Store, path: str, parse: Callable[[bytes], Parsed]) -> tuple[Parsed, bytes]:
-    """Return a parsed document and its bytes. Raises Missing, and DocumentInvalid for any parser error."""
+    """Return a parsed document and its bytes. Raises ObjectMissing, and DocumentInvalid for any parser error."""
     text = store.get(path)
     try:
         return parse(text), text

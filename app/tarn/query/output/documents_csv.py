@@ -16,7 +16,7 @@ import pyarrow.csv
 from followthemoney.types import registry
 
 from tarn.model.ftm.query_fields import schema_descendants
-from tarn.query.ftm_model import caption_properties
+from tarn.query.output.ftm_model import caption_properties
 
 DOCUMENT = "Document"
 
