@@ -26,8 +26,8 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 # About a hundred cases start a server process, and each would compile all modules again without cached bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Test processes: two more than cores, because some cases are always waiting for other processes. See docs/tests.md.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# Test processes: one more than cores, because some case is always waiting for another process. See docs/tests.md.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 .PHONY: run test test-all check cases lint flaky bench faults fuzz soak interop setup system tools docs openapi api-release lock clean
 

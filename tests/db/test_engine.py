@@ -98,3 +98,27 @@ def test_sqlite_is_durable_and_readers_are_not_blocked_by_a_writer(tmp_path):
 
     assert pragmas == ["wal", 2]
     database.close()
+
+
+def test_new_sqlite_database_can_be_opened_by_several_threads_at_once(tmp_path):
+    failures: list[Exception] = []
+
+    def open_at_once(url: str, barrier: threading.Barrier) -> None:
+        barrier.wait()
+        database = Database(url)
+        try:
+            with database.write() as connection:
+                connection.execute(text("SELECT 1"))
+        except Exception as error:  # noqa: BLE001 - the test fails with any error
+            failures.append(error)
+        database.close()
+
+    for number in range(40):
+        url, barrier = f"sqlite:///{tmp_path}/{number}.db", threading.Barrier(6)
+        threads = [threading.Thread(target=open_at_once, args=[url, barrier]) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert failures == []

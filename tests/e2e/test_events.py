@@ -363,6 +363,7 @@ def test_streams_end_when_the_server_stops(tmp_path: Path):
     assert (code, rest) == (0, [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_streams_on_postgresql_send_events_of_a_dataset_its_files_and_its_jobs(tmp_path: Path, database_url: str):
     with api(tmp_path, TARN_DATABASE_URL=database_url) as server:

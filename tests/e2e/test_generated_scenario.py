@@ -37,6 +37,7 @@ def arguments(server: Server) -> tuple[str, str, str]:
     return server.url, server.admin_key, f"g{uuid4().hex[:12]}"
 
 
+@pytest.mark.long
 def test_python_client_type_checks_and_completes_the_scenario(server: Server, tmp_path: Path):
     generate.python(tmp_path)
     copy(HERE / "scenario.py", tmp_path)

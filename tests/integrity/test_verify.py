@@ -444,6 +444,7 @@ def test_lost_config_is_restored_to_its_state_before_the_last_change(lake: Lake)
     assert (config.title, config.checksum) == ("First", "sha256")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_sql_is_repaired_on_postgresql_too(
     settings: Settings, database: Database, store: Store, kernels: DirectKernels

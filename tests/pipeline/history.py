@@ -18,7 +18,7 @@ from tests.in_process_api import InProcessApi
 Identity = tuple[bytes, str]
 
 # Not prefixed with TARN_: an unknown setting refuses every start.
-HISTORIES = range(int(os.environ.get("HISTORIES", "3")))
+HISTORIES = range(int(os.environ.get("HISTORIES", "2")))
 """Seeds of random histories; `make faults` runs more of them."""
 
 

@@ -64,6 +64,7 @@ def read(api: InProcessApi, entity_id: str) -> Response:
     return api.admin.get(f"{ENTITIES}/{entity_id}")
 
 
+@pytest.mark.long
 @hypothesis.settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=histories)
 def test_every_read_after_any_history_is_the_same_on_s3_as_on_a_disk(

@@ -331,6 +331,7 @@ def tarn(settings: Settings, *arguments: str, **more: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @ONE_DATABASE
 def test_command_backs_up_to_s3_and_restores_from_there(
     s3: S3Server, scene: Scene, elsewhere: Elsewhere, tmp_path: Path

@@ -1,6 +1,7 @@
 """Database engine: read and write transactions on SQLite or PostgreSQL."""
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -22,6 +23,9 @@ rows."""
 
 BUSY_SECONDS = 20
 """Seconds that a SQLite writer waits for another one before it fails."""
+
+LOCK_POLL_SECONDS = 0.01
+"""Seconds between two attempts to get a lock for which SQLite does not wait."""
 
 
 SQLITE_EXTRA = 16
@@ -147,8 +151,8 @@ def _sqlite_engine(url: str, pool: int) -> Engine:
     def _configure(connection: sqlite3.Connection, _record: Any) -> None:
         # The driver would begin transactions late and without a write lock: `_begin` does it instead.
         connection.isolation_level = None
+        _use_write_ahead_log(connection)
         for pragma in (
-            "journal_mode=WAL",
             "synchronous=FULL",
             "foreign_keys=ON",
             f"wal_autocheckpoint={CHECKPOINT_PAGES}",
@@ -164,6 +168,24 @@ def _sqlite_engine(url: str, pool: int) -> Engine:
         connection.exec_driver_sql(options.get("sqlite_begin", "BEGIN"))
 
     return engine
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Set the journal mode. Raises OperationalError if the database stays locked.
+
+    SQLite does not wait for the lock that the first change of a new database needs, so two processes that create it at
+    the same time would fail.
+    """
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(LOCK_POLL_SECONDS)
+        else:
+            return
 
 
 def _check_file(path: Path) -> None:
