@@ -180,7 +180,8 @@ class SteppedDatabase(Database):
     """A database in which each transaction is a step of its actor. No actor is paused within a transaction."""
 
     def __init__(self, inner: Database, actor: Actor) -> None:
-        self.url, self.is_sqlite, self.engine = inner.url, inner.is_sqlite, inner.engine
+        # The engine, its limits and its notifications are those of the inner one.
+        self.__dict__.update(inner.__dict__)
         self._actor = actor
 
     @contextmanager
