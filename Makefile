@@ -41,9 +41,10 @@ test:
 
 check: lint cases
 
-# Without fault cases and the simulation, which kill a worker for each case (make faults), and without those marked `long`.
+# Without fault cases, which kill a worker for each case (make faults), and without those marked `long`; ten seeds of the
+# simulation.
 cases: setup
-	$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not long" --ignore=tests/faults --ignore=tests/simulation
+	SIM_SEEDS=$${SIM_SEEDS:-10} $(PYTEST) -n $(WORKERS) --dist loadgroup -m "not long" --ignore=tests/faults
 
 # Every case on both databases, once.
 test-all: setup tools lint

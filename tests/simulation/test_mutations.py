@@ -20,6 +20,8 @@ from tarn.model.datasets.snapshot import Head, Snapshot, TableName
 
 from tests.simulation.simulation import Simulation, SimulationFailed
 
+pytestmark = pytest.mark.long
+
 MAX_SEEDS = 200
 
 
